@@ -2,3 +2,50 @@
 
 if __name__ != "evenpack.core":
     raise ImportError("import this folder as evenpack.core: under its bare name a second copy of every class would appear")
+
+from .errors import (
+    AmbiguousMediaError,
+    CorruptBlockError,
+    EvenpackError,
+    FieldMismatchError,
+    FieldShapeError,
+    InfeasiblePlanError,
+    MediaMismatchError,
+    MissingFieldError,
+    OversizeSampleError,
+    PeerFailedError,
+    PeerLostError,
+    PlanError,
+    PlanMismatchError,
+    SampleError,
+    SpelledMediaTokenError,
+    UndeclaredFieldError,
+    UnsafeModelError,
+)
+from .fields import Field, FieldSet
+from .sample import TYPE_CODES, Sample, SampleLayout
+
+__all__ = [
+    "TYPE_CODES",
+    "AmbiguousMediaError",
+    "CorruptBlockError",
+    "EvenpackError",
+    "Field",
+    "FieldMismatchError",
+    "FieldSet",
+    "FieldShapeError",
+    "InfeasiblePlanError",
+    "MediaMismatchError",
+    "MissingFieldError",
+    "OversizeSampleError",
+    "PeerFailedError",
+    "PeerLostError",
+    "PlanError",
+    "PlanMismatchError",
+    "Sample",
+    "SampleError",
+    "SampleLayout",
+    "SpelledMediaTokenError",
+    "UndeclaredFieldError",
+    "UnsafeModelError",
+]
