@@ -1,0 +1,74 @@
+"""Dummy media: every rank runs a tower in the same micro-batch, or none does."""
+
+import numpy as np
+
+from ...core.errors import PlanError
+from .config import MEDIA_BITS
+from .problem import NUM_SETS, Problem
+from .table import Ints
+
+__all__ = ["NUM_SETS", "carried", "check_known", "needed", "occupied", "overfull"]
+
+
+def carried(problem: Problem, rank: Ints, microbatch: Ints, num_microbatches: int) -> Ints:
+    """`[R, M]` bit flags of the media that the samples bring to each pack."""
+    flags = np.zeros(problem.num_ranks * num_microbatches, np.int64)
+    some = np.flatnonzero(problem.media)
+    packs = rank[some] * num_microbatches + microbatch[some]
+    for bit in MEDIA_BITS.values():
+        flags[packs[(problem.media[some] & bit) > 0]] |= bit
+    return flags.reshape(problem.num_ranks, num_microbatches)
+
+
+def needed(problem: Problem, flags: Ints) -> Ints:
+    """`[R, M]` bit flags of the dummies that packs with these media need.
+
+    Micro-batch sync: what any rank carries at an index, all ranks carry there. Step sync: the last micro-batch of every
+    rank carries each trained modality, since the gradient reduction waits for its parameters.
+    """
+    if problem.config.sync == "microbatch":
+        return np.bitwise_or.reduce(flags, axis=0)[None, :] & ~flags
+    dummies = np.zeros_like(flags)
+    dummies[:, -1] = problem.trained & ~flags[:, -1]
+    return dummies
+
+
+def check_known(problem: Problem, dummies: Ints) -> None:
+    """Raise `PlanError` where a plan needs a dummy item that the settings do not describe."""
+    missing = int(np.bitwise_or.reduce(dummies, axis=None)) & ~problem.dummy_known
+    for name, bit in MEDIA_BITS.items():
+        if missing & bit:
+            rank, index = np.argwhere(dummies & bit)[0]
+            raise PlanError(
+                f"rank {rank}, micro-batch {index} needs a dummy {name}, and dummy_tokens has no entry for {name!r}: "
+                f"name the padded tokens of its smallest legal item (known: {sorted(problem.config.dummy_tokens)})"
+            )
+
+
+def occupied(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> tuple[Ints, Ints]:
+    """Padded tokens and segments of packs, with dummies and tails.
+
+    Args:
+        sums: `[R, M]` padded tokens of the samples.
+        counts: `[R, M]` number of samples.
+        dummies: `[R, M]` bit flags.
+
+    Returns:
+        Two `[R, M]` arrays. A pack with nothing in it still holds one token that is not padding.
+    """
+    tokens = sums + problem.dummy_size[dummies]
+    segments = counts + problem.dummy_count[dummies]
+    empty = segments == 0
+    tokens = np.where(empty, problem.align, tokens)
+    padded = -(-tokens // problem.pack_align) * problem.pack_align
+    return padded, segments + empty + (padded > tokens)
+
+
+def overfull(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> Ints:
+    """Positions `[V, 2]` of packs above the capacity or the segment limit."""
+    padded, segments = occupied(problem, sums, counts, dummies)
+    most = problem.config.max_segments
+    broken = padded > problem.capacity
+    if most is not None:
+        broken |= segments > most
+    return np.argwhere(broken)
