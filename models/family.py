@@ -1,0 +1,100 @@
+"""How a family is declared: the constants of its released checkpoint, and where each of them stands in a config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..core import Field
+from .adapter import TEXT_FIELDS, ModelAdapter
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One family: an adapter with the released constants, and how a `transformers` config overrides them.
+
+    Attributes:
+        adapter: the family by name: constants of the released checkpoint.
+        model_types: values of `config.model_type` that belong to the family.
+        paths: adapter attribute to the dotted path of its value in a config. `media_tokens.image` names one entry of a
+            mapping. A value that a config does not have, or has as None, keeps the released constant.
+        patch: dotted paths of the factors of `patch_dim` in a config; a factor that stands squared is named twice.
+    """
+
+    adapter: ModelAdapter
+    model_types: tuple[str, ...]
+    paths: Mapping[str, str] = {}
+    patch: tuple[str, ...] = ()
+
+
+#: Where Qwen's configs, and those modelled on them, keep what an adapter needs.
+QWEN_PATHS: dict[str, str] = {
+    "media_tokens.image": "image_token_id",
+    "media_tokens.video": "video_token_id",
+    "vision_start": "vision_start_token_id",
+    "vision_end": "vision_end_token_id",
+    "merge_size": "vision_config.spatial_merge_size",
+    "pad_token_id": "text_config.pad_token_id",
+}
+
+#: A row of `pixel_values` is one patch: channels x frames x height x width.
+QWEN_PATCH = (
+    "vision_config.in_channels",
+    "vision_config.temporal_patch_size",
+    "vision_config.patch_size",
+    "vision_config.patch_size",
+)
+
+
+def vision_fields(patch_dim: int, *, seconds: bool = False) -> tuple[Field, ...]:
+    """Return the fields of a family that sees images and videos, as its processor names them.
+
+    Args:
+        patch_dim: size D of one row of `pixel_values`.
+        seconds: whether videos come with `second_per_grid_ts`.
+    """
+    fields = [
+        *TEXT_FIELDS,
+        Field(name="mm_token_type_ids", kind="token", dtype="int64", to_model=True),
+        *grid_fields("image", "pixel_values", "image_grid_thw", patch_dim),
+        *grid_fields("video", "pixel_values_videos", "video_grid_thw", patch_dim),
+    ]
+    if seconds:
+        fields.append(Field(name="second_per_grid_ts", kind="media", dtype="float", modality="video", to_model=True))
+    return tuple(fields)
+
+
+def grid_fields(modality: str, pixels: str, grid: str, patch_dim: int) -> tuple[Field, Field]:
+    """Return the two fields of a modality whose items are grids of patches: the patches, and the grids."""
+    return (
+        Field(name=pixels, kind="media", dtype="float", shape=(patch_dim,), modality=modality, rows="patches", to_model=True),  # type: ignore[arg-type]
+        Field(name=grid, kind="media", dtype="int64", shape=(3,), modality=modality, to_model=True),  # type: ignore[arg-type]
+    )
+
+
+def config_values(family: Family, config: Any) -> dict[str, Any]:
+    """Return what a config says about each adapter attribute, keyed like `Family.paths` plus `patch_dim`.
+
+    Values that the config leaves out, or leaves at None, are absent.
+    """
+    found = {attribute: lookup(config, path) for attribute, path in family.paths.items()}
+    factors = [lookup(config, path) for path in family.patch]
+    if factors and all(isinstance(factor, int) for factor in factors):
+        size = 1
+        for factor in factors:
+            size *= factor
+        found["patch_dim"] = size
+    return {attribute: value for attribute, value in found.items() if value is not None}
+
+
+def adapter_value(adapter: ModelAdapter, attribute: str) -> Any:
+    """Return an adapter attribute by the key that `Family.paths` uses: `media_tokens.image` reads one entry."""
+    head, _, entry = attribute.partition(".")
+    value = getattr(adapter, head)
+    return value.get(entry) if entry else value
+
+
+def lookup(config: Any, path: str) -> Any:
+    """Follow a dotted path through a config's attributes; None where it ends early."""
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config

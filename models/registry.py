@@ -1,0 +1,119 @@
+"""From a family's name, or a model's config, to its adapter."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ..core import FieldSet
+from .adapter import ModelAdapter
+from .family import Family, adapter_value, config_values
+from .qwen2_5_vl import QWEN2_5_VL
+from .qwen2_vl import QWEN2_VL
+from .qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
+from .text import TEXT
+
+FAMILIES: dict[str, Family] = {family.adapter.name: family for family in (TEXT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE)}
+
+
+def adapter_for(name_or_config: Any, *, trained_modalities: Iterable[str] | None = None) -> ModelAdapter:
+    """Return the adapter of a model family.
+
+    Args:
+        name_or_config: a family's name (its constants are those of the released checkpoint), or the config of a
+            `transformers` model (its own values). "text", and the config of any model without media towers, give the
+            text adapter.
+        trained_modalities: modalities whose towers are trained; default: all that the family has.
+
+    Raises:
+        ValueError: a family that is not known, or a modality that the family does not have.
+
+    Example:
+        >>> adapter_for("qwen2_5_vl").token_count("image", (1, 4, 4))
+        4
+    """
+    if isinstance(name_or_config, str):
+        family = FAMILIES.get(name_or_config)
+        if family is None:
+            raise ValueError(f"unknown model family {name_or_config!r}; known: {', '.join(FAMILIES)}")
+        adapter = family.adapter
+    else:
+        adapter = from_config(family_of(name_or_config), name_or_config)
+    return adapter if trained_modalities is None else training_only(adapter, tuple(trained_modalities))
+
+
+def family_of(config: Any) -> Family:
+    """Return the family that a config belongs to.
+
+    Raises:
+        ValueError: a config of no known family, or something that is no config.
+    """
+    model_type = getattr(config, "model_type", None)
+    if not isinstance(model_type, str):
+        raise ValueError(f"expected a family's name or a config with a model_type, got {type(config).__name__}")
+    for family in FAMILIES.values():
+        if model_type in family.model_types:
+            return family
+    has_towers = any(name.endswith("_config") and name != "text_config" for name in getattr(config, "sub_configs", {}))
+    if has_towers or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
+        raise ValueError(f"no adapter for model_type {model_type!r}; known: {', '.join(FAMILIES)}, and text-only decoders")
+    return TEXT
+
+
+def from_config(family: Family, config: Any) -> ModelAdapter:
+    """Return a family's adapter with the values of a config."""
+    adapter, changes = family.adapter, config_values(family, config)
+    entries: dict[str, dict[str, Any]] = {}
+    for attribute in [key for key in changes if "." in key]:
+        head, _, entry = attribute.partition(".")
+        entries.setdefault(head, dict(getattr(adapter, head)))[entry] = changes.pop(attribute)
+    merge, patch_dim = changes.get("merge_size", adapter.merge_size), changes.get("patch_dim", adapter.patch_dim)
+    return msgspec.structs.replace(
+        adapter,
+        **changes,
+        **entries,
+        fields=with_patch_dim(adapter.fields, adapter.patch_dim, patch_dim),
+        dummy_grids={modality: (t, merge, merge) for modality, (t, _, _) in adapter.dummy_grids.items()},
+    )
+
+
+def with_patch_dim(fields: FieldSet, before: int, after: int) -> FieldSet:
+    """Return the fields with the size of a patch row changed."""
+    if before == after:
+        return fields
+    resized = (msgspec.structs.replace(f, shape=(after,)) if f.shape == (before,) else f for f in fields)
+    return FieldSet(tuple(resized))
+
+
+def training_only(adapter: ModelAdapter, modalities: tuple[str, ...]) -> ModelAdapter:
+    """Return the adapter with only some modalities' towers trained."""
+    unknown = sorted(set(modalities) - set(adapter.media_tokens))
+    if unknown:
+        raise ValueError(f"{adapter.name} has no modalities {unknown}; it has {sorted(adapter.media_tokens)}")
+    return msgspec.structs.replace(adapter, trained_modalities=modalities)
+
+
+def check_config(adapter: ModelAdapter, config: Any) -> None:
+    """Check that a model's config agrees with the adapter its data was prepared with.
+
+    A config of another class, such as Megatron-Core's, says nothing about media and passes.
+
+    Raises:
+        ValueError: another family, or values that differ, each with both sides (for example 2 tokens per second in the
+            adapter, 4 in the config).
+    """
+    if not isinstance(getattr(config, "model_type", None), str):
+        return
+    family = family_of(config)
+    if family.adapter.name != adapter.name:
+        raise ValueError(f"the adapter is for {adapter.name!r}, the model's config for {family.adapter.name!r}")
+    differing = [
+        f"{attribute} is {adapter_value(adapter, attribute)!r} in the adapter, {value!r} in the config"
+        for attribute, value in config_values(family, config).items()
+        if attribute != "pad_token_id" and value != adapter_value(adapter, attribute)
+    ]
+    if differing:
+        raise ValueError(
+            f"adapter {adapter.name!r} does not fit the model: {'; '.join(differing)}. "
+            "Use adapter_for(model.config) where the data was prepared for this model."
+        )

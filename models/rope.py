@@ -1,0 +1,135 @@
+"""Positions of a whole pack, from its runs alone: M-RoPE in one vectorised pass, no tensor read.
+
+The rules are those of `get_rope_index` in transformers 5.24 (4.57 counted a video's frames into the text that follows; 5.x
+does not). For every family but Omni, with `m` the merge size:
+
+- text: all three axes count up by one per token;
+- a run of grid (t, h, w) at position p: p + (temporal index, row, column), rows and columns in units of m patches;
+- the token after a run is at p + max(h, w) // m.
+
+Only the temporal index differs between the rules: the frame ("grid"), the frame times seconds, truncated ("seconds"), the
+merged frame ("temporal_merge"); with "timestamp" every run has one frame.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from ..core import TYPE_CODES, SampleLayout
+from .adapter import ModelAdapter
+
+
+def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
+    """Return the position ids of a pack.
+
+    Args:
+        layouts: one per segment, in order. Segments beyond the last layout hold no sample: tails.
+        cu_padded: padded boundaries, integers [S + 1].
+        adapter: the family.
+
+    Returns:
+        [3, T], or [1, T] for the "1d" rule; int64.
+
+    Example:
+        >>> from evenpack.models import adapter_for
+        >>> pack_positions([SampleLayout.text(2)], np.array([0, 3, 5]), adapter_for("text"))
+        array([[0, 1, 2, 0, 1]])
+    """
+    cu = np.asarray(cu_padded, np.int64)
+    if adapter.rope == "1d":
+        return text_positions(cu)[None]
+    runs, seconds = pack_runs(layouts, cu)
+    lengths = np.zeros(len(cu) - 1, np.int64)
+    lengths[: len(layouts)] = [layout.num_tokens for layout in layouts]
+    return mrope_positions(runs, seconds, cu, lengths, adapter)
+
+
+def text_positions(cu_padded: np.ndarray) -> np.ndarray:
+    """Return 1-D positions, int64 [T]: each segment counts from 0, padding included."""
+    cu = np.asarray(cu_padded, np.int64)
+    return np.arange(cu[-1]) - np.repeat(cu[:-1], np.diff(cu))
+
+
+def pack_runs(layouts: Sequence[SampleLayout], cu_padded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the runs of a pack, int64 [n, 6] with starts counted from the row's beginning, and their seconds [n]."""
+    if not layouts:
+        return np.zeros((0, 6), np.int64), np.zeros(0, np.float32)
+    runs = np.concatenate([layout.runs for layout in layouts])
+    runs[:, 0] += np.repeat(cu_padded[: len(layouts)], [len(layout.runs) for layout in layouts])
+    return runs, np.concatenate([layout.seconds for layout in layouts])
+
+
+def mrope_positions(
+    runs: np.ndarray, seconds: np.ndarray, cu_padded: np.ndarray, lengths: np.ndarray, adapter: ModelAdapter
+) -> np.ndarray:
+    """Return M-RoPE positions of a pack.
+
+    Every segment starts at 0. Padded slots at a segment's end get what further text would get.
+
+    Args:
+        runs: int64 [n, 6], ascending: start in the row, length, type code, grid t, h, w (see `pack_runs`).
+        seconds: float32 [n], seconds per temporal patch of each run ("seconds" rule).
+        cu_padded: padded boundaries, integers [S + 1].
+        lengths: real length of each segment, integers [S]; 0 for a tail.
+        adapter: the family.
+
+    Returns:
+        int64 [3, T].
+    """
+    cu = np.asarray(cu_padded, np.int64)
+    starts, sizes = runs[:, 0], runs[:, 1]
+    segment = np.searchsorted(cu, starts, side="right") - 1
+    assert np.all(starts + sizes <= cu[segment] + np.asarray(lengths)[segment]), "a run leaves its segment"
+
+    # A run of n tokens moves the text after it on by `advance`, so text lags n - advance behind its index in the row.
+    lag = sizes - np.maximum(runs[:, 4], runs[:, 5]) // adapter.merge_size
+    total = np.concatenate(([0], np.cumsum(lag)))
+    first = np.searchsorted(starts, cu[:-1])
+    base = cu[segment] - total[first][segment]
+    positions = np.empty((3, int(cu[-1])), np.int64)
+    positions[:] = lagged(cu, starts + sizes, base + total[1:])
+    fill_runs(positions, runs, seconds, (starts - base - total[:-1]).tolist(), adapter)
+    return positions
+
+
+def lagged(cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> np.ndarray:
+    """Return index minus lag, int64 [T]: the lag is `cu[s]` from a segment's start on, and `lags[k]` from `ends[k]` on."""
+    inside = ~np.isin(ends, cu)  # no text follows a run that ends with its segment
+    points = np.concatenate((cu[:-1], ends[inside]))
+    order = np.argsort(points, kind="stable")
+    values = np.concatenate((cu[:-1], lags[inside]))[order]
+    index: np.ndarray = np.arange(cu[-1])
+    return index - np.repeat(values, np.diff(points[order], append=cu[-1]))
+
+
+def fill_runs(positions: np.ndarray, runs: np.ndarray, seconds: np.ndarray, origins: list[int], adapter: ModelAdapter) -> None:
+    """Write the positions of every media run, each a cached template plus where the run begins."""
+    video, rule, merge = TYPE_CODES["video"], adapter.rope, adapter.merge_size
+    pace = (np.float32(adapter.tokens_per_second) * seconds.astype(np.float32)).tolist()
+    for (start, length, code, t, h, w), origin, interval in zip(runs.tolist(), origins, pace, strict=True):
+        if code == video and rule == "temporal_merge":
+            t //= adapter.temporal_merge
+        spaced = interval if code == video and rule == "seconds" else None
+        # Large templates are built anew, so that the cache stays below 100 MB.
+        build = grid_template if length <= 4096 else grid_template.__wrapped__
+        grid = build(t, h // merge, w // merge, spaced)
+        assert grid.shape[1] == length, (start, length, t, h, w)
+        np.add(grid, origin, out=positions[:, start : start + length])
+
+
+@lru_cache(maxsize=1024)
+def grid_template(t: int, h: int, w: int, interval: float | None) -> np.ndarray:
+    """Return the positions of a grid that begins at 0, int64 [3, t * h * w], read-only.
+
+    With an interval, frame f lies at the float32 product of f and the interval, truncated: the precision is part of the rule.
+    """
+    frames = np.arange(t)
+    if interval is not None:
+        frames = (frames.astype(np.float32) * np.float32(interval)).astype(np.int64)
+    template = np.empty((3, t, h, w), np.int64)
+    template[0] = frames[:, None, None]
+    template[1] = np.arange(h)[:, None]
+    template[2] = np.arange(w)
+    template.setflags(write=False)
+    return template.reshape(3, -1)
