@@ -2,3 +2,14 @@
 
 if __name__ != "evenpack.collate":
     raise ImportError("import this folder as evenpack.collate: under its bare name a second copy of every class would appear")
+
+from .prepare import prepare_sample
+from .targets import shift_targets, target_stats
+from .truncate import truncate_sample
+
+__all__ = [
+    "prepare_sample",
+    "shift_targets",
+    "target_stats",
+    "truncate_sample",
+]

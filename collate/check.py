@@ -1,0 +1,116 @@
+"""Whether the fields of a sample agree with their declarations and with each other; every error has both numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..core import Field, FieldSet, FieldShapeError, MissingFieldError, UndeclaredFieldError
+
+
+def check_names(given: Mapping[str, Any], fields: FieldSet, where: str) -> None:
+    """Check that every field is declared and every required one is there.
+
+    Raises:
+        UndeclaredFieldError: a field that neither the adapter nor the user declared.
+        MissingFieldError: a required field that is absent or None.
+    """
+    unknown = [name for name in given if name not in fields]
+    if unknown:
+        declared = ", ".join(field.name for field in fields)
+        raise UndeclaredFieldError(f"{where}: undeclared field {unknown[0]!r}; declared are {declared}")
+    for field in fields:
+        if field.required and field.name not in given:
+            raise MissingFieldError(f"{where}: required field {field.name!r} is missing")
+
+
+def check_rank(value: torch.Tensor, field: Field, where: str) -> None:
+    """Check a tensor's rank, and its sizes besides the packed axis.
+
+    Raises:
+        FieldShapeError: a tensor that does not fit; both shapes are named.
+    """
+    packed = field.kind != "sample"
+    if field.shape is None:
+        wanted: list[int | None] | None = None
+        fits = not packed or value.ndim > field.axis
+    else:
+        wanted = list(field.shape)
+        if packed:
+            wanted.insert(field.axis, None)
+        fits = len(wanted) == value.ndim and all(w is None or w == n for w, n in zip(wanted, value.shape, strict=True))
+    if not fits:
+        shown = f"at least {field.axis + 1} axes" if wanted is None else str(wanted).replace("None", "*").replace("'", "")
+        raise FieldShapeError(f"{where}: {field.name!r} must have shape {shown}, got {list(value.shape)}")
+
+
+def check_token_lengths(values: Mapping[str, Any], fields: FieldSet, where: str) -> int:
+    """Check that every token field has one value per token, and return the number of tokens.
+
+    Raises:
+        FieldShapeError: an empty sample, or a field of another length.
+    """
+    length = len(values["input_ids"])
+    if length == 0:
+        raise FieldShapeError(f"{where}: the sample is empty: 'input_ids' has 0 tokens, at least 1 is needed")
+    for field in fields.of_kind("token"):
+        if field.name in values and values[field.name].shape[field.axis] != length:
+            have = values[field.name].shape[field.axis]
+            raise FieldShapeError(f"{where}: {field.name!r} has {have} values, but 'input_ids' has {length}")
+    return length
+
+
+def check_finite(values: Mapping[str, Any], where: str) -> None:
+    """Check that floating tensors in host memory hold no NaN and no infinity.
+
+    Tensors on a device are left alone: reading them would wait for the device once per sample.
+
+    Raises:
+        FieldShapeError: a tensor with values that are not finite; their number is named.
+    """
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.device.type != "cpu":
+            continue
+        # One pass without a mask: a finite sum means finite values. A sum may overflow though values are finite.
+        if bool(torch.isfinite(value.sum())):
+            continue
+        bad = int((~torch.isfinite(value)).sum())
+        if bad:
+            raise FieldShapeError(f"{where}: {name!r} has {bad} of {value.numel()} values that are not finite")
+
+
+def check_ids(input_ids: torch.Tensor, where: str) -> None:
+    """Check that no token id is negative.
+
+    Raises:
+        FieldShapeError: a negative id; the first is named.
+    """
+    if int(input_ids.min()) < 0:
+        at = int(torch.argmax((input_ids < 0).to(torch.uint8)))
+        raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
+
+
+def item_counts(values: Mapping[str, Any], fields: FieldSet, where: str) -> dict[str, int]:
+    """Check that the media fields of each modality agree on its items, and return the number of items per modality.
+
+    A field with one row per item has as many rows as the modality has items; one with a row per patch has as many rows as
+    the grids t * h * w add up to. An item needs its grid and its patches: a grid alone, or patches alone, are refused.
+
+    Raises:
+        FieldShapeError: row numbers that disagree; both are named.
+    """
+    counts: dict[str, int] = {}
+    for modality in ("image", "video", "audio"):
+        mine = [field for field in fields.of_kind("media") if field.modality == modality]
+        per_item = {field.name: len(values[field.name]) for field in mine if field.rows == "items" and field.name in values}
+        if len(set(per_item.values())) > 1:
+            raise FieldShapeError(f"{where}: {modality} fields disagree on the number of items: {per_item}")
+        counts[modality] = next(iter(per_item.values()), 0)
+        grid = values.get(f"{modality}_grid_thw")
+        patches = 0 if grid is None else int(grid.prod(dim=1).sum())
+        for name in [field.name for field in mine if field.rows == "patches"]:
+            rows = len(values[name]) if name in values else 0
+            if rows != patches:
+                items = f"{counts[modality]} {modality} items"
+                raise FieldShapeError(f"{where}: {name!r} has {rows} rows, but the grids of {items} have {patches}")
+    return {modality: count for modality, count in counts.items() if count}
