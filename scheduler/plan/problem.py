@@ -49,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_phases(self) -> int:
-        return self.cost.shape[1]
+        return int(self.cost.shape[1])
 
     @property
     def modalities(self) -> int:

@@ -1,0 +1,192 @@
+"""Work of a training step per token, per token squared and per patch, read off a model's configuration.
+
+All figures are floating-point operations of forward and backward. A matrix of P weights costs 2 P per token forward and
+2 P for each of the two gradients (of activations, of weights). Causal attention over l tokens with h heads of size d costs
+2 h d l^2 per layer forward, full attention 4 h d n^2; both cost twice that backward. A frozen tower that nothing trainable
+feeds runs forward only; frozen weights that a gradient passes through save the gradient of weights.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 1, 1, 1
+TRAINED = FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT
+
+
+class CostCoefficients(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations per GPU of one training step.
+
+    Attributes:
+        decoder_linear: per token.
+        decoder_quadratic: per token squared, of layers with full attention.
+        decoder_windowed: per token squared, of layers with sliding-window attention, up to the window.
+        decoder_window: window of those layers in tokens, 0 without.
+        vision_linear: per patch of a frame.
+        vision_quadratic: per patch squared of a frame.
+        has_vision: the model has a vision tower, so that every sample has a cost in its phase, if 0.
+    """
+
+    decoder_linear: float
+    decoder_quadratic: float
+    decoder_windowed: float = 0.0
+    decoder_window: int = 0
+    vision_linear: float = 0.0
+    vision_quadratic: float = 0.0
+    has_vision: bool = False
+
+
+def coefficients_from_config(
+    hf_config: Any,
+    *,
+    trained_modalities: Sequence[str] | None = None,
+    lora: bool = False,
+    tp_size: int = 1,
+    cp_size: int = 1,
+) -> CostCoefficients:
+    """Read the coefficients off a Hugging Face configuration, by its attributes rather than by its name.
+
+    Args:
+        hf_config: a text model's or a vision-language model's configuration.
+        trained_modalities: media whose towers are trained; None: all; (): the tower is frozen.
+        lora: the decoder's own weights are frozen and adapters train; their own work is left out.
+        tp_size: tensor-parallel size: divides decoder and tower.
+        cp_size: context-parallel size: divides the decoder; every rank of the group runs the whole tower.
+
+    Returns:
+        Operations per GPU.
+
+    Raises:
+        ValueError: a configuration without the sizes of a decoder, or sizes below 1.
+    """
+    for name, size in (("tp_size", tp_size), ("cp_size", cp_size)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    holder = getattr(hf_config, "thinker_config", hf_config)
+    text = getattr(holder, "text_config", None) or holder
+    vision = getattr(holder, "vision_config", None)
+    weights = 2.0 * (TRAINED - WEIGHT_GRADIENT if lora else TRAINED)
+    linear, full_layers, window_layers = _decoder(text)
+    share = 1.0 / (tp_size * cp_size)
+    per_layer = 2.0 * TRAINED * _attention_width(text) * share
+    fields: dict[str, Any] = {
+        "decoder_linear": weights * linear * share + 2.0 * TRAINED * _recurrent_state(text) * share,
+        "decoder_quadratic": per_layer * full_layers,
+        "decoder_windowed": per_layer * window_layers,
+        "decoder_window": int(getattr(text, "sliding_window", None) or 0) if window_layers else 0,
+    }
+    if vision is not None:
+        trained = trained_modalities is None or bool({"image", "video"} & set(trained_modalities))
+        patch, patch_squared = _vision(vision)
+        passes = (TRAINED if trained else FORWARD) / tp_size
+        fields |= {"vision_linear": passes * patch, "vision_quadratic": passes * patch_squared, "has_vision": True}
+    return CostCoefficients(**fields)
+
+
+def _get(config: Any, *names: str, default: Any = None) -> Any:
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    if default is None:
+        raise ValueError(f"{type(config).__name__} has none of {', '.join(names)}: cannot tell what a token costs")
+    return default
+
+
+def _heads(text: Any) -> tuple[int, int, int]:
+    """Query heads, key-value heads, size of a head."""
+    heads = _get(text, "num_attention_heads")
+    size = getattr(text, "head_dim", None) or _get(text, "hidden_size") // heads
+    return heads, getattr(text, "num_key_value_heads", None) or heads, size
+
+
+def _attention_width(text: Any) -> int:
+    heads, _, size = _heads(text)
+    return heads * size
+
+
+def _layer_types(text: Any) -> list[str]:
+    layers = _get(text, "num_hidden_layers")
+    types = getattr(text, "layer_types", None)
+    return list(types) if types else ["full_attention"] * layers
+
+
+def _decoder(text: Any) -> tuple[float, int, int]:
+    """Active weights per token (layers and head), layers with full and with windowed attention."""
+    types = _layer_types(text)
+    hidden = _get(text, "hidden_size")
+    heads, groups, size = _heads(text)
+    gate = heads * size if getattr(text, "attn_output_gate", False) or hasattr(text, "linear_num_value_heads") else 0
+    attention = hidden * (2 * heads * size + 2 * groups * size + gate)
+    recurrent = types.count("linear_attention")
+    weights = float((len(types) - recurrent) * attention + recurrent * _recurrent_weights(text))
+    weights += sum(_feed_forward(text, layer) for layer in range(len(types)))
+    windowed = sum(kind in ("sliding_attention", "chunked_attention") for kind in types)
+    return weights + float(hidden * _get(text, "vocab_size")), len(types) - recurrent - windowed, windowed
+
+
+def _recurrent_weights(text: Any) -> int:
+    """Gated delta rule: queries, keys, values and gate in, values out."""
+    if not hasattr(text, "linear_num_value_heads"):
+        return 0
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    return int(text.hidden_size * (2 * keys + 3 * values + 2 * text.linear_num_value_heads))
+
+
+def _recurrent_state(text: Any) -> float:
+    """Multiply-adds per token on the state of linear-attention layers: decay, update, read."""
+    layers = _layer_types(text).count("linear_attention")
+    if not layers:
+        return 0.0
+    return float(3 * layers * text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim)
+
+
+def _feed_forward(text: Any, layer: int) -> float:
+    """Active weights of one layer's feed-forward part: gate, up and down of every expert that a token visits."""
+    hidden = _get(text, "hidden_size")
+    chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_k", None)
+    if not chosen or _is_dense(text, layer):
+        return float(3 * hidden * _get(text, "intermediate_size", "moe_intermediate_size"))
+    width = _get(text, "moe_intermediate_size", "intermediate_size")
+    width = width[0] if isinstance(width, list | tuple) else width  # text experts first, vision experts second
+    shared = getattr(text, "shared_expert_intermediate_size", None) or 0
+    shared += width * (getattr(text, "n_shared_experts", None) or getattr(text, "moe_num_shared_experts", None) or 0)
+    experts = _get(text, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", default=0)
+    return float(hidden * (3 * (chosen * width + shared) + experts))
+
+
+def _is_dense(text: Any, layer: int) -> bool:
+    kinds = getattr(text, "mlp_layer_types", None)
+    if kinds:
+        return bool(kinds[layer] == "dense")
+    if layer in (getattr(text, "mlp_only_layers", None) or ()):
+        return True
+    if layer < (getattr(text, "first_k_dense_replace", None) or 0):
+        return True
+    return bool((layer + 1) % (getattr(text, "decoder_sparse_step", None) or 1))
+
+
+def _vision(vision: Any) -> tuple[float, float]:
+    """Forward operations per patch and per patch squared of one frame."""
+    # Qwen2-VL calls the tower's width embed_dim and uses hidden_size for what it hands to the decoder.
+    width = _get(vision, "embed_dim", "hidden_size")
+    if "out_hidden_size" not in vars(vision) and "embed_dim" not in vars(vision):
+        out = width
+    else:
+        out = getattr(vision, "out_hidden_size", None) or vision.hidden_size
+    depth = _get(vision, "depth", "num_hidden_layers")
+    inner = getattr(vision, "intermediate_size", None) or int(width * _get(vision, "mlp_ratio", default=4))
+    windowed = getattr(vision, "fullatt_block_indexes", None)
+    # Towers with window attention gate their feed-forward part (three matrices).
+    weights = depth * (4 * width * width + (3 if windowed is not None else 2) * width * inner)
+    merge = getattr(vision, "spatial_merge_size", 1) ** 2
+    weights += (merge * width) * (merge * width + out) / merge
+    patch = _get(vision, "patch_size")
+    pixels = getattr(vision, "in_channels", 3) * getattr(vision, "temporal_patch_size", 1) * patch**2
+    linear, full = 2.0 * (weights + width * pixels), depth
+    if windowed is not None:
+        full = len(windowed)
+        linear += 4.0 * (depth - full) * width * (vision.window_size // patch) ** 2
+    return linear, 4.0 * full * width
