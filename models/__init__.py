@@ -5,17 +5,24 @@ if __name__ != "evenpack.models":
 
 from .adapter import ModelAdapter
 from .dummy import dummy_sample, dummy_text
+from .forward import forward_arguments
 from .layout import sample_layout
+from .prepare import check_model, prepare_model
 from .registry import adapter_for, check_config
 from .rope import mrope_positions, pack_positions
+from .unwrap import unwrap_model
 
 __all__ = [
     "ModelAdapter",
     "adapter_for",
     "check_config",
+    "check_model",
     "dummy_sample",
     "dummy_text",
+    "forward_arguments",
     "mrope_positions",
     "pack_positions",
+    "prepare_model",
     "sample_layout",
+    "unwrap_model",
 ]

@@ -99,8 +99,8 @@ def lagged(cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> np.ndarray:
     points = np.concatenate((cu[:-1], ends[inside]))
     order = np.argsort(points, kind="stable")
     values = np.concatenate((cu[:-1], lags[inside]))[order]
-    index: np.ndarray = np.arange(cu[-1])
-    return index - np.repeat(values, np.diff(points[order], append=cu[-1]))
+    row: np.ndarray = np.arange(cu[-1]) - np.repeat(values, np.diff(points[order], append=cu[-1]))
+    return row
 
 
 def fill_runs(positions: np.ndarray, runs: np.ndarray, seconds: np.ndarray, origins: list[int], adapter: ModelAdapter) -> None:
