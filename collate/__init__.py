@@ -3,11 +3,19 @@
 if __name__ != "evenpack.collate":
     raise ImportError("import this folder as evenpack.collate: under its bare name a second copy of every class would appear")
 
+from .batch import PackedBatch
+from .boundaries import Boundaries
+from .pack import pack_samples
 from .prepare import prepare_sample
+from .shard import cp_slots
 from .targets import shift_targets, target_stats
 from .truncate import truncate_sample
 
 __all__ = [
+    "Boundaries",
+    "PackedBatch",
+    "cp_slots",
+    "pack_samples",
     "prepare_sample",
     "shift_targets",
     "target_stats",

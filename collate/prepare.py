@@ -134,6 +134,7 @@ def default_value(field: Field, ids: torch.Tensor, counts: Mapping[str, int]) ->
 
 def filled(field: Field, length: int | None, fill: int | float | str) -> torch.Tensor:
     """Return a tensor of a field's dtype and shape, full of one value; free sizes are 1."""
+    assert not isinstance(fill, str), field.name
     sizes = [1 if size is None else size for size in field.shape or ()]
     if length is not None:
         sizes.insert(field.axis, length)

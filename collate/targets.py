@@ -1,8 +1,10 @@
 """Next-token targets of a sample: which token each position learns, and with what weight."""
 
+import numpy as np
 import torch
 
 from ..core import Sample
+from .boundaries import Boundaries
 
 IGNORED = -100
 
@@ -56,3 +58,11 @@ def target_stats(sample: Sample) -> tuple[int, float]:
     targets, weights = target_views(sample)
     counted = weights[targets != IGNORED]
     return int(torch.count_nonzero(counted)), float(counted.sum(dtype=torch.float64))
+
+
+def ahead(values: torch.Tensor, bounds: Boundaries, depth: int, fill: float) -> torch.Tensor:
+    """Return the values `depth` slots further on in the same padded segment, [1, T]; `fill` where it ends before."""
+    slots = np.arange(bounds.total) + depth
+    inside = slots < np.repeat(bounds.cu_padded[1:], bounds.padded)
+    index = torch.from_numpy(np.where(inside, slots, 0)).to(values.device)
+    return values.index_select(1, index).masked_fill_(~torch.from_numpy(inside).to(values.device), fill)

@@ -82,7 +82,7 @@ def mask_span(value: Any, width: int, where: str) -> tuple[int, int]:
     if mask.shape != (width,):
         raise FieldShapeError(f"{where}: 'attention_mask' has shape {list(mask.shape)}, but input_ids has {width} tokens")
     if not bool(((mask == 0) | (mask == 1)).all()):
-        raise FieldShapeError(f"{where}: 'attention_mask' must hold zeros and ones, got {mask.unique().tolist()[:8]}")
+        raise FieldShapeError(f"{where}: 'attention_mask' must hold zeros and ones, got {sorted(set(mask.tolist()))[:8]}")
     real = mask.nonzero().flatten()
     if len(real) == 0:
         raise FieldShapeError(f"{where}: the sample is empty: its attention_mask marks 0 of {width} tokens")

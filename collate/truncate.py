@@ -44,8 +44,9 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
             f"which cannot be truncated to {max_tokens}"
         )
     kept = {name: sum(1 for modality, _, end in items if modality == name and end <= stop) for name in TYPE_CODES}
+    gone = {f.name for f in adapter.fields.of_kind("media") if not kept[f.modality or ""]}
     return Sample(
-        values={name: cut(sample, name, stop, kept, adapter) for name in sample.values},
+        values={name: cut(sample, name, stop, kept, adapter) for name in sample.values if name not in gone},
         layout=cut_layout(sample, stop, adapter),
         shifted=sample.shifted,
         sample_id=sample.sample_id,

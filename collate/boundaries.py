@@ -1,0 +1,95 @@
+"""Where the segments of a pack begin and end, on the host: real and padded, with the tail as a segment of its own."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ..core import OversizeSampleError
+
+
+class Boundaries:
+    """Boundaries of a pack of S segments, as host integers: no use of them ever waits for a device.
+
+    The tail, where there is one, is the last segment: it has padded slots only.
+
+    Attributes:
+        lengths: int64 [S], real tokens of each segment; 0 for a tail.
+        padded: int64 [S], slots of each segment.
+        num_samples: segments that hold a sample, dummies included.
+
+    Example:
+        >>> bounds = Boundaries([3, 2], align=1, pack_align=8)
+        >>> bounds.cu_real.tolist(), bounds.cu_padded.tolist()
+        ([0, 3, 5, 5], [0, 3, 5, 8])
+    """
+
+    def __init__(self, lengths: Sequence[int], *, align: int = 1, pack_align: int = 1, pad_to: int | None = None) -> None:
+        """Lay segments end to end.
+
+        Args:
+            lengths: real tokens of each sample.
+            align: multiple to which each segment is padded.
+            pack_align: multiple to which the pack is padded by a tail; a multiple of `align`.
+            pad_to: slots of the whole pack, a multiple of `pack_align`; None for as few as fit.
+
+        Raises:
+            ValueError: settings that are no such multiples.
+            OversizeSampleError: more slots than `pad_to`.
+        """
+        if align < 1 or pack_align < 1 or (pack_align % align and pack_align != 1):
+            raise ValueError(f"pack_align must be a multiple of align, both at least 1, got {pack_align} and {align}")
+        pack_align = max(align, pack_align)
+        self.num_samples = len(lengths)
+        real = np.asarray(lengths, np.int64)
+        padded = -(-real // align) * align
+        used = int(padded.sum())
+        total = -(-used // pack_align) * pack_align if pad_to is None else pad_to
+        if total % pack_align:
+            raise ValueError(f"pad_to must be a multiple of {pack_align}, got {pad_to}")
+        if used > total:
+            raise OversizeSampleError(
+                f"{len(lengths)} samples of {int(real.sum())} tokens need {used} slots (align={align}), "
+                f"more than pad_to={total}; the longest has {int(real.max())}"
+            )
+        tail = [total - used] if total > used else []
+        self.lengths = np.append(real, [0] * len(tail)).astype(np.int64)
+        self.padded = np.append(padded, tail).astype(np.int64)
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments, the tail included."""
+        return len(self.padded)
+
+    @property
+    def total(self) -> int:
+        """Number of slots T."""
+        return int(self.cu_padded[-1])
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether any slot is padding."""
+        return bool(np.any(self.lengths != self.padded))
+
+    @cached_property
+    def cu_real(self) -> np.ndarray:
+        """Cumulative real lengths, int64 [S + 1]."""
+        return np.concatenate(([0], np.cumsum(self.lengths)))
+
+    @cached_property
+    def cu_padded(self) -> np.ndarray:
+        """Cumulative padded lengths, int64 [S + 1]: where each segment begins in the row."""
+        return np.concatenate(([0], np.cumsum(self.padded)))
+
+    @cached_property
+    def segment_ids(self) -> np.ndarray:
+        """Segment of each slot, int32 [T]; padding belongs to its segment, the tail is a segment."""
+        return np.repeat(np.arange(self.num_segments, dtype=np.int32), self.padded)
+
+    @cached_property
+    def padding_mask(self) -> np.ndarray:
+        """True at padding, bool [T]."""
+        mask = np.zeros(self.total, np.bool_)
+        for start, real, stop in zip(self.cu_padded.tolist(), self.lengths.tolist(), self.cu_padded[1:].tolist(), strict=False):
+            mask[start + real : stop] = True
+        return mask

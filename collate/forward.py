@@ -1,0 +1,121 @@
+"""The forward contract: which of a pack's tensors a model is called with, and which models are refused."""
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import nn
+
+from ..core import SpelledMediaTokenError, UnsafeModelError
+from ..models.forward import forward_arguments
+from ..models.prepare import check_model
+from ..models.registry import check_config
+from ..models.unwrap import is_transformers_model, unwrap_model
+
+if TYPE_CHECKING:
+    from .batch import PackedBatch
+
+Stage = Literal["first", "middle", "last"]
+MASK = "media_token_validity_mask"
+#: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
+REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
+
+
+def forward_kwargs(batch: "PackedBatch", model: nn.Module, stage: Stage | None) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass; see `PackedBatch.forward_kwargs`."""
+    if stage not in (None, *get_args(Stage)):
+        raise ValueError(f"stage must be None or one of {get_args(Stage)}, got {stage!r}")
+    inner = unwrap_model(model)
+    names = forward_arguments(model, batch.adapter)
+    refuse(batch, model, inner, names)
+    offered = transformers_arguments(batch) if is_transformers_model(inner) else other_arguments(batch, inner, names)
+    place = stage_of(inner) if stage is None else (stage == "first", stage == "last")
+    return {name: value for name, value in (offered | staged(batch, *place)).items() if name in names}
+
+
+def refuse(batch: "PackedBatch", model: nn.Module, inner: Any, names: set[str]) -> None:
+    """Raise for a model that would not compute what the pack says."""
+    name = type(inner).__name__
+    if getattr(inner, "packs_internally", False) or names & REPACKING:
+        raise NotImplementedError(f"{name} packs by itself: the boundaries and masks of this pack would no longer fit")
+    check_model(model)
+    check_config(batch.adapter, getattr(inner, "config", None))
+    if batch.num_spelled and MASK not in names:
+        raise SpelledMediaTokenError(
+            f"text of this pack spells a media token {batch.num_spelled} times, and {name} goes by ids alone: it takes no "
+            f"{MASK}. evenpack.models.prepare_model(model) makes a transformers model take it."
+        )
+    if batch.cp_size > 1 and is_transformers_model(inner):
+        raise UnsafeModelError(
+            f"{name} cannot run shard {batch.cp_rank} of {batch.cp_size}: its boundaries fit whole rows only"
+        )
+
+
+def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
+    """Return what every transformers model may get: varlen attention over padded boundaries, and no cache.
+
+    Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
+    `labels` and `shift_labels` stay out: under the first name the model would shift once more.
+    """
+    return {
+        **common_arguments(batch),
+        "cu_seq_lens_q": batch.cu_seqlens_q_padded,
+        "cu_seq_lens_k": batch.cu_seqlens_kv_padded,
+        "max_length_q": batch.max_seqlen_q,
+        "max_length_k": batch.max_seqlen_kv,
+        "use_cache": False,
+    }
+
+
+def other_arguments(batch: "PackedBatch", inner: nn.Module, names: set[str]) -> dict[str, Any]:
+    """Return what other models may get; targets only where the name means shifted ones: Megatron modules, declared names."""
+    offered = {**common_arguments(batch), "use_cache": False}
+    if "packed_seq_params" in names:
+        offered["packed_seq_params"] = batch.packed_seq_params()
+    if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:
+        offered |= {"labels": batch.labels, "loss_mask": batch.loss_mask}
+    if "shift_labels" in names:
+        offered["shift_labels"] = batch.labels
+    if "loss_mask" in names:
+        offered["loss_mask"] = batch.loss_mask
+    return offered
+
+
+def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
+    """Return the arguments under names that mean the same everywhere."""
+    further = {**batch.media, **batch.token_fields, **batch.sample_fields}
+    return {
+        "input_ids": batch.input_ids,
+        "position_ids": batch.position_ids,
+        "attention_mask": None,
+        "padding_mask": batch.padding_mask,
+        MASK: batch.media_token_validity_mask,
+        "seq_idx": batch.seq_idx,
+        "media_feature_index": batch.media_feature_index,
+        **{name: value for name, value in further.items() if batch.adapter.fields[name].to_model},
+        **({"mm_token_type_ids": batch.mm_token_type_ids} if "mm_token_type_ids" in batch.adapter.fields else {}),
+    }
+
+
+def staged(batch: "PackedBatch", is_first: bool, is_last: bool) -> dict[str, Any]:
+    """Return the arguments that a pipeline stage does without, as None.
+
+    Pixels go to the first stage, targets to the last. Grids, ids, positions and boundaries go to every stage: positions and multi-token prediction need them.
+    """
+    absent: dict[str, Any] = {}
+    if not is_first:
+        small = ((), (3,))
+        absent |= {f.name: None for f in batch.adapter.fields.of_kind("media") if f.rows == "patches" or f.shape not in small}
+    if not is_last:
+        absent |= dict.fromkeys(("labels", "shift_labels", "loss_mask"))
+    return absent
+
+
+def stage_of(inner: Any) -> tuple[bool, bool]:
+    """Return whether a model holds the first and the last pipeline stage; both, unless a Megatron module says otherwise."""
+    if not is_megatron_module(inner):
+        return True, True
+    return bool(getattr(inner, "pre_process", True)), bool(getattr(inner, "post_process", True))
+
+
+def is_megatron_module(inner: nn.Module) -> bool:
+    """Whether an unwrapped model is a Megatron-Core module, told without importing Megatron."""
+    return any(cls.__name__ == "MegatronModule" and cls.__module__.startswith("megatron.") for cls in type(inner).__mro__)

@@ -1,0 +1,45 @@
+"""Megatron-Core's description of a packed row, for whatever version is installed."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from .batch import PackedBatch
+
+Valid = Literal["real", "padded"]
+
+
+def packed_seq_params(batch: "PackedBatch", valid: Valid, further: Mapping[str, Any]) -> Any:
+    """Return `PackedSeqParams` of a pack; see `PackedBatch.packed_seq_params`.
+
+    Boundaries and lengths are those of the whole row, in a context-parallel shard too: Transformer Engine divides them.
+    """
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    known = {field.name for field in dataclasses.fields(PackedSeqParams)}
+    values = {**thd_arguments(batch, valid), **further}
+    return PackedSeqParams(**{name: value for name, value in values.items() if name in known})
+
+
+def thd_arguments(batch: "PackedBatch", valid: Valid) -> dict[str, Any]:
+    """Return every field of `PackedSeqParams` that a pack determines, of any version.
+
+    `total_tokens` is left out: from it the class would derive `seq_idx` with device operations that wait for the host.
+    """
+    if valid not in get_args(Valid):
+        raise ValueError(f"valid must be one of {get_args(Valid)}, got {valid!r}")
+    padded = batch.cu_seqlens_q_padded
+    real = batch.cu_seqlens_q if valid == "real" else padded
+    return {
+        "qkv_format": "thd",
+        "cu_seqlens_q": real,
+        "cu_seqlens_kv": real,
+        "cu_seqlens_q_padded": padded,
+        "cu_seqlens_kv_padded": padded,
+        "max_seqlen_q": batch.max_seqlen_q,
+        "max_seqlen_kv": batch.max_seqlen_kv,
+        # Said outright: its detection by identity misses a pack whose only padding is the tail.
+        "pad_between_seqs": real is not padded,
+        "seq_idx": batch.seq_idx,
+    }
