@@ -98,7 +98,8 @@ def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
 def staged(batch: "PackedBatch", is_first: bool, is_last: bool) -> dict[str, Any]:
     """Return the arguments that a pipeline stage does without, as None.
 
-    Pixels go to the first stage, targets to the last. Grids, ids, positions and boundaries go to every stage: positions and multi-token prediction need them.
+    Rows of pixels go to the first stage, targets to the last. Grids, ids, positions and boundaries go to every stage:
+    positions and multi-token prediction need them.
     """
     absent: dict[str, Any] = {}
     if not is_first:
