@@ -2,3 +2,24 @@
 
 if __name__ != "evenpack.scheduler":
     raise ImportError("import this folder as evenpack.scheduler: under its bare name a second copy of every class would appear")
+
+from .config import SchedulerConfig
+from .cost import CostModel
+from .groups import ProcessGroups
+from .plan import PlanConfig, SampleTable, StepPlan, plan_step
+from .scheduler import PackingScheduler
+from .stats import StepStats
+from .step import PackedStep
+
+__all__ = [
+    "CostModel",
+    "PackedStep",
+    "PackingScheduler",
+    "PlanConfig",
+    "ProcessGroups",
+    "SampleTable",
+    "SchedulerConfig",
+    "StepPlan",
+    "StepStats",
+    "plan_step",
+]

@@ -1,0 +1,179 @@
+"""From a raw sample to one row: checked on its own rank, before anything that other ranks wait for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from ..collate.prepare import prepare_sample
+from ..collate.targets import target_stats
+from ..collate.truncate import truncate_sample
+from ..core import FieldShapeError, OversizeSampleError, Sample
+from ..core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
+from ..core.sample import TYPE_CODES
+from ..models import ModelAdapter, dummy_sample
+from .blocks import Block
+from .config import SchedulerConfig
+from .rows import row_dtype
+
+Grids = Sequence[tuple[int, int, int]]
+
+
+class SampleCost(Protocol):
+    """Integer costs of a sample, one per phase of the forward pass."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Names of the phases, in order."""
+        ...
+
+    def sample_cost(self, tokens: int, grids: Grids) -> tuple[int, ...]:
+        """Return the cost per phase of a sample of `tokens` tokens whose media have the patch grids (t, h, w)."""
+        ...
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A sample that is ready to be planned.
+
+    Attributes:
+        block: the sample, and its block's size.
+        row: its row, one element of `row_dtype`.
+    """
+
+    block: Block
+    row: np.ndarray
+
+
+class Describer:
+    """Checks and describes samples under one declaration.
+
+    Args:
+        adapter: the model family, with the user's fields.
+        cost: cost of a sample.
+        config: settings; `pixel_dtype` and `oversize` are applied here.
+        cp_size: context-parallel size.
+        rank: this rank, for error messages.
+    """
+
+    def __init__(self, *, adapter: ModelAdapter, cost: SampleCost, config: SchedulerConfig, cp_size: int, rank: int) -> None:
+        self._adapter = adapter
+        self._cost = cost
+        self._rank = rank
+        self._oversize = config.oversize
+        self._by_sample = config.loss_average == "sample"
+        self._align = config.segment_align(cp_size)
+        self.capacity = segment_limit(config, cp_size)
+        self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
+        self._row_dtype = row_dtype(len(cost.phases))
+        self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
+        self._dtypes = bytearray(len(self._free))
+
+    @property
+    def dtypes(self) -> bytes:
+        """Code of the dtype of each field of free dtype, 0 where none was seen."""
+        return bytes(self._dtypes)
+
+    @property
+    def free_fields(self) -> list[str]:
+        """Names of the fields of free dtype, in the order of `dtypes`."""
+        return list(self._free)
+
+    def __call__(self, raw: Mapping[str, Any] | Sample, index: int) -> Described | None:
+        """Describe one sample.
+
+        Args:
+            raw: what the source yielded.
+            index: its number among this rank's samples, for error messages.
+
+        Returns:
+            The described sample, or None where `oversize="drop"` drops it.
+
+        Raises:
+            SampleError: the sample cannot be used; the message names rank, sample, value and limit.
+        """
+        name = raw.sample_id if isinstance(raw, Sample) else raw.get("sample_id") if isinstance(raw, Mapping) else None
+        where = f"rank {self._rank}, sample {index if name is None else repr(name)}"
+        sample = raw if isinstance(raw, Sample) else prepare_sample(raw, adapter=self._adapter, where=where)
+        fitted = self._fit(sample, where)
+        if fitted is None:
+            return None
+        fitted = self._cast(fitted)
+        self._note_dtypes(fitted)
+        block = Block.of(fitted)
+        return Described(block, self._row(block, where))
+
+    def empty_rows(self) -> np.ndarray:
+        """Return no rows, of the right dtype."""
+        return np.zeros(0, self._row_dtype)
+
+    def _fit(self, sample: Sample, where: str) -> Sample | None:
+        padded = -(-sample.num_tokens // self._align) * self._align
+        if padded <= self.capacity:
+            return sample
+        if self._oversize == "drop":
+            return None
+        if self._oversize == "truncate":
+            return truncate_sample(sample, self.capacity // self._align * self._align, self._adapter)
+        raise OversizeSampleError(
+            f"{where}: {sample.num_tokens} tokens ({padded} padded) exceed the capacity of {self.capacity} padded tokens "
+            "a pack; raise max_tokens, or set oversize to 'drop' or 'truncate'"
+        )
+
+    def _cast(self, sample: Sample) -> Sample:
+        if self._pixel_dtype is None:
+            return sample
+        values = dict(sample.values)
+        for field in self._adapter.fields.of_kind("media"):
+            value = values.get(field.name)
+            if field.rows == "patches" and isinstance(value, torch.Tensor):
+                values[field.name] = value.to(self._pixel_dtype)
+        return msgspec.structs.replace(sample, values=values)
+
+    def _note_dtypes(self, sample: Sample) -> None:
+        for position, name in enumerate(self._free):
+            value = sample.values.get(name)
+            if isinstance(value, torch.Tensor):
+                code = TENSOR_DTYPES.index(dtype_name(value.dtype)) + 1
+                if self._dtypes[position] not in (0, code):
+                    code = len(TENSOR_DTYPES) + 1  # differs even on this rank: reported like ranks that differ
+                self._dtypes[position] = code
+
+    def _row(self, block: Block, where: str) -> np.ndarray:
+        sample = block.sample
+        loss_tokens, weight = target_stats(sample)
+        if self._by_sample and loss_tokens and weight <= 0:
+            raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {weight}")
+        grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)]
+        row = np.zeros((), self._row_dtype)
+        row["tokens"], row["loss_tokens"], row["weight"] = sample.num_tokens, loss_tokens, weight
+        row["media"] = media_bits(sample)
+        row["nbytes"] = block.nbytes
+        row["cost"] = self._cost.sample_cost(sample.num_tokens, grids)
+        return row
+
+
+def segment_limit(config: SchedulerConfig, cp_size: int) -> int:
+    """Return the most padded tokens of one sample: a pack's capacity, less what rounding to `pack_align` takes."""
+    capacity = config.max_tokens * cp_size
+    pack_align = config.pack_align or config.segment_align(cp_size)
+    return capacity // pack_align * pack_align
+
+
+def media_bits(sample: Sample) -> int:
+    """Return the bit flags of a sample's media: 1 image, 2 video, 4 audio."""
+    codes = {int(code) for code in sample.layout.runs[:, 2]}
+    return sum(1 << (code - 1) for code in codes)
+
+
+def dummy_settings(adapter: ModelAdapter, cost: SampleCost) -> dict[str, Any]:
+    """Return the planner's settings that follow from an adapter: trained towers, and the size and cost of dummy media."""
+    dummies = {modality: dummy_sample(modality, adapter) for modality in adapter.dummy_grids}
+    return {
+        "trained_modalities": tuple(adapter.trained_modalities),
+        "dummy_tokens": {modality: sample.num_tokens for modality, sample in dummies.items()},
+        "dummy_cost": {
+            modality: cost.sample_cost(sample.num_tokens, sample.grids(modality)) for modality, sample in dummies.items()
+        },
+    }

@@ -1,0 +1,102 @@
+"""Who is gone: every rank leaves a sign of life in the job's store, and reads the others' when a collective fails."""
+
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+_CLOSED = "closed"
+
+
+class Heartbeat:
+    """One rank's sign of life: a counter that a thread advances, and what the rank is doing.
+
+    A backend's error names an address at best, and a time-out names nobody. The store outlives a rank, so it can be asked.
+
+    Args:
+        store: the job's key-value store, None where there is none (simulated ranks): nobody is ever named.
+        name: prefix of the keys, the same on every rank of the group and unique to the scheduler.
+        rank: this rank within the group.
+        num_ranks: size of the group.
+        interval: seconds between two signs.
+    """
+
+    def __init__(self, store: Any, *, name: str, rank: int, num_ranks: int, interval: float) -> None:
+        self._store = store
+        self._name = name
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._interval = interval
+        self._stage = "starting"
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if store is not None:
+            self._thread = threading.Thread(target=self._run, name="evenpack-heartbeat", daemon=True)
+            self._thread.start()
+
+    def at(self, stage: str) -> None:
+        """Say what this rank is doing; the next sign of life carries it."""
+        self._stage = stage
+
+    def close(self) -> None:
+        """Leave a last sign that says the rank left on purpose, and end the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def missing(self) -> list[tuple[int, str]]:
+        """Return the ranks that show no life, each with what it last said.
+
+        Reads every counter twice, three intervals apart. A rank that closed its scheduler counts as missing.
+        """
+        if self._store is None:
+            return []
+        try:
+            store = _clone(self._store)
+            before = self._read(store)
+            time.sleep(3 * self._interval)
+            after = self._read(store)
+        except (RuntimeError, dist.DistError):
+            return [(0, "the store that rank 0 holds cannot be reached")]
+        return [
+            (rank, after[rank].partition(" ")[2] or "no sign of life")
+            for rank in range(self._num_ranks)
+            if rank != self._rank and (after[rank] == before[rank] or after[rank].endswith(_CLOSED))
+        ]
+
+    def stages(self) -> list[tuple[int, str]]:
+        """Return what every other rank last said it was doing."""
+        if self._store is None:
+            return []
+        try:
+            signs = self._read(_clone(self._store))
+        except (RuntimeError, dist.DistError):
+            return []
+        return [(rank, sign.partition(" ")[2]) for rank, sign in enumerate(signs) if rank != self._rank]
+
+    def _key(self, rank: int) -> str:
+        return f"evenpack/{self._name}/{rank}"
+
+    def _read(self, store: Any) -> list[str]:
+        keys = [self._key(rank) for rank in range(self._num_ranks)]
+        # `get` waits for a key that is not there; `check` does not.
+        return [store.get(key).decode() if store.check([key]) else "" for key in keys]
+
+    def _run(self) -> None:
+        try:
+            store = _clone(self._store)
+            count = 0
+            while not self._stop.is_set():
+                count += 1
+                store.set(self._key(self._rank), f"{count} {self._stage}")
+                self._stop.wait(self._interval)
+            store.set(self._key(self._rank), f"{count} {_CLOSED}")
+        except (RuntimeError, dist.DistError):
+            return  # the store is gone, and with it the job: the collective that fails next says so
+
+
+def _clone(store: Any) -> Any:
+    """Return an own connection: a store shared between threads would let one wait for the other."""
+    return store.clone() if hasattr(store, "clone") else store

@@ -1,0 +1,44 @@
+"""`scope="microbatch"`: every list that the source yields is one pack, as it comes."""
+
+import msgspec
+import numpy as np
+
+from ..core import OversizeSampleError
+from .describe import Described
+from .plan import PlanConfig, SampleTable, StepPlan
+from .plan.fixed import plan_fixed
+
+#: Bits of a row's `media` above which the number of its list is kept.
+_SHIFT = 8
+
+
+def stamp_list(item: Described, index: int) -> Described:
+    """Note in a sample's row which list of the step it came in."""
+    row = item.row.copy()
+    row["media"] |= index << _SHIFT
+    return msgspec.structs.replace(item, row=row)
+
+
+def pack_of_rows(rows: np.ndarray) -> np.ndarray:
+    """Return int64 `[N]`, the list of each row."""
+    lists: np.ndarray = (rows["media"] >> _SHIFT).astype(np.int64)
+    return lists
+
+
+def plan_lists(table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, config: PlanConfig, cp_size: int) -> StepPlan:
+    """Return the plan that leaves every sample in the list and on the rank where it came.
+
+    Raises:
+        OversizeSampleError: a list above the capacity of a pack.
+    """
+    table = msgspec.structs.replace(table, media=table.media & ((1 << _SHIFT) - 1))
+    plan = plan_fixed(table, table.home, microbatch, num_ranks=num_ranks, config=config, cp_size=cp_size)
+    limit = config.max_tokens * cp_size
+    over = np.argwhere(plan.padded > limit)
+    if len(over):
+        rank, index = over[0].tolist()
+        raise OversizeSampleError(
+            f"rank {rank}, list {index} of the step: {int(plan.padded[rank, index])} padded tokens exceed the capacity of "
+            f"{limit} a pack"
+        )
+    return plan

@@ -1,0 +1,178 @@
+"""One optimizer step, ready to train on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+import torch
+
+from ..collate import PackedBatch, pack_samples
+from ..core import Sample
+from ..models import ModelAdapter, dummy_sample, dummy_text
+from .config import SchedulerConfig
+from .grad_sync import reduce_if
+from .loss import Reduce, packed_loss
+from .plan import SampleTable, StepPlan
+from .plan.config import MEDIA_BITS
+from .stats import StepStats
+from .transports import Transport
+from .way_back import return_home
+
+
+class StepContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What all steps of one scheduler share.
+
+    Attributes:
+        adapter: the model family.
+        config: settings.
+        rank: this rank within the data-parallel group.
+        cp_size: context-parallel size.
+        num_replicas: ranks over which a wrapper averages gradients.
+        control: transport for `return_home`.
+        pin: build packs in pinned memory.
+    """
+
+    adapter: ModelAdapter
+    config: SchedulerConfig
+    rank: int
+    cp_size: int
+    num_replicas: int
+    control: Transport
+    pin: bool = False
+
+
+class PackedStep(Sequence[PackedBatch]):
+    """The M micro-batches of this rank for one optimizer step; each is packed when it is asked for.
+
+    Attributes:
+        plan: where every sample of the group went.
+        table: the samples of the group.
+        num_microbatches: M, the same on every rank.
+        global_loss_tokens: targets that count, over the whole group.
+        loss_divisor: what the loss of the step is divided by: the sum of the loss weights over the group, or, for
+            `loss_average="sample"`, the number of samples that have a target.
+        seqlen_sum: real tokens of the group's samples.
+        seqlen_squared_sum: sum of their squares.
+        padded_seqlen_sum: their tokens, padded to `align`.
+        padded_seqlen_squared_sum: sum of the squares of those.
+        stats: figures of the step.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        *,
+        table: SampleTable,
+        plan: StepPlan,
+        weights: np.ndarray,
+        samples: Mapping[int, Sample],
+        stats: StepStats,
+        media_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._context = context
+        self._samples = samples
+        self._media_dtype = media_dtype
+        self.table = table
+        self.plan = plan
+        self.stats = stats
+        self.num_microbatches = plan.num_microbatches
+        kept = plan.rank >= 0
+        self.global_loss_tokens = int(table.loss_tokens[kept].sum())
+        self._weights = weights
+        self.loss_divisor = _divisor(table, weights, kept, context.config.loss_average)
+        tokens, padded = table.tokens[kept].tolist(), table.padded[kept].tolist()
+        self.seqlen_sum, self.seqlen_squared_sum = sum(tokens), sum(n * n for n in tokens)
+        self.padded_seqlen_sum, self.padded_seqlen_squared_sum = sum(padded), sum(n * n for n in padded)
+
+    def __len__(self) -> int:
+        return self.num_microbatches
+
+    @overload
+    def __getitem__(self, index: int) -> PackedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PackedBatch]: ...
+    def __getitem__(self, index: int | slice) -> PackedBatch | list[PackedBatch]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"the step has {len(self)} micro-batches, asked for {index}")
+        return self._pack(index % len(self))
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        return (self[index] for index in range(len(self)))
+
+    def sync_on_last(self, model: Any, batch: PackedBatch) -> AbstractContextManager[None]:
+        """Return a context in which the model's wrapper reduces gradients in the last micro-batch only.
+
+        Args:
+            model: in DDP, FSDP, FSDP2 or Megatron-Core's DDP, or bare.
+            batch: one of this step's batches (or a copy of it on a device, or a shard).
+        """
+        return reduce_if(model, batch.microbatch == self.num_microbatches - 1)
+
+    def loss(self, logits: torch.Tensor, batch: PackedBatch, reduce: Reduce = "mean") -> torch.Tensor:
+        """Return a micro-batch's share of the step's loss; see `scheduler.loss.packed_loss`.
+
+        Args:
+            logits: `[1, T, V]` of `batch`.
+            batch: one of this step's batches, on the logits' device.
+            reduce: "mean" where the wrapper averages gradients over replicas (DDP, FSDP), "sum" where it adds them up.
+        """
+        divisor, replicas = self.loss_divisor, self._context.num_replicas
+        return packed_loss(logits, batch, divisor=divisor, num_replicas=replicas, reduce=reduce)
+
+    def return_home(self, values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor | None]:
+        """Send per-sample results back to the ranks that brought the samples; collective.
+
+        Args:
+            values: for every micro-batch in order, one tensor per sample in pack order, as `PackedBatch.unpack` gives
+                them. Any shapes; one dtype is not needed.
+
+        Returns:
+            One tensor on the host per sample that this rank brought, in source order; None where a policy dropped it.
+
+        Raises:
+            ValueError: another number of values than the packs have samples.
+        """
+        rows = [self.plan.ids(self._context.rank, index).tolist() for index in range(self.num_microbatches)]
+        return return_home(self._context.control, self.table, self.plan, rows, values)
+
+    def _pack(self, index: int) -> PackedBatch:
+        context, config = self._context, self._context.config
+        rows = self.plan.ids(context.rank, index).tolist()
+        dummies = self._dummies(index)
+        scales = None
+        if config.loss_average == "sample":
+            scales = [1.0 / self._weights[row] if self.table.loss_tokens[row] else 0.0 for row in rows]
+            scales += [0.0] * len(dummies)
+        align = config.segment_align(context.cp_size)
+        batch = pack_samples(
+            [*(self._samples[row] for row in rows), *dummies],
+            adapter=context.adapter,
+            align=align,
+            pack_align=config.pack_align or align,
+            num_dummies=len(dummies),
+            weight_scales=scales,
+            pin_memory=context.pin,
+        )
+        return msgspec.structs.replace(batch, microbatch=index)
+
+    def _dummies(self, index: int) -> list[Sample]:
+        rank, adapter = self._context.rank, self._context.adapter
+        bits = int(self.plan.dummy_media[rank, index])
+        media = [dummy_sample(name, adapter, self._media_dtype) for name, bit in MEDIA_BITS.items() if bits & bit]
+        if self.plan.is_dummy[rank, index] and not media:
+            return [dummy_text(adapter)]
+        return media
+
+
+def _divisor(table: SampleTable, weights: np.ndarray, kept: np.ndarray, average: str) -> float:
+    if average == "sample":
+        return float((table.loss_tokens[kept] > 0).sum())
+    # A plain loop in table order: the same sum on every machine, which a vectorised one does not promise.
+    total = 0.0
+    for weight in weights[kept].tolist():
+        total += weight
+    return total

@@ -1,0 +1,70 @@
+"""What a transport does, and how a wait on one ends."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+
+class TransportError(Exception):
+    """The group did not finish a collective: a peer is gone or late. Who it is, the heartbeat tells."""
+
+
+class Aborted(Exception):
+    """The transport was aborted while it waited, because its scheduler closes."""
+
+
+class Transport(Protocol):
+    """Collectives of one scheduler over one data-parallel group; every rank makes the same calls in the same order.
+
+    Attributes:
+        rank: this rank within the group.
+        num_ranks: size of the group.
+    """
+
+    rank: int
+    num_ranks: int
+
+    def gather(self, data: np.ndarray) -> np.ndarray:
+        """All-gather uint8 `[n]`, the same n on every rank, into uint8 `[num_ranks, n]`."""
+        ...
+
+    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
+        """Send uint8 bytes to every rank and receive theirs.
+
+        Args:
+            outgoing: uint8 `[sum(send_sizes)]` on the host, grouped by destination rank, ascending.
+            send_sizes: bytes for each rank.
+            receive_sizes: bytes from each rank.
+
+        Returns:
+            uint8 `[sum(receive_sizes)]` on the host, grouped by source rank, ascending.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Make every pending and later call of this rank raise `Aborted`; never blocks."""
+        ...
+
+
+def wait_until(done: Callable[[], bool], aborted: Callable[[], bool], timeout: float, what: str) -> None:
+    """Poll until `done`, so that the waiting thread can always be called back.
+
+    A thread that blocks inside a collective cannot be stopped; one that polls can.
+
+    Raises:
+        Aborted: `aborted` became true first.
+        TransportError: `timeout` seconds passed first.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.0
+    while not done():
+        if aborted():
+            raise Aborted(what)
+        if time.monotonic() > deadline:
+            raise TransportError(f"{what} did not finish within {timeout:g} s")
+        time.sleep(pause)
+        # Short first, as most waits are; then long enough to leave the core to the training thread.
+        pause = min(1e-3, pause + 2e-5)

@@ -1,0 +1,163 @@
+"""Transport between threads of one process: simulated ranks, and a group of one."""
+
+import threading
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+
+from .base import Aborted, TransportError
+
+
+class MemoryHub:
+    """Where the simulated ranks of one group meet.
+
+    Every collective is one round: each rank puts its payload, waits until all have, and takes what it needs.
+
+    Args:
+        num_ranks: ranks of the group.
+        timeout: seconds that a round may take.
+
+    Example:
+        >>> MemoryHub(1).transport(0).gather(np.arange(3, dtype=np.uint8)).tolist()
+        [[0, 1, 2]]
+    """
+
+    def __init__(self, num_ranks: int, *, timeout: float = 60.0) -> None:
+        self.num_ranks = num_ranks
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._rounds: dict[int, dict[int, object]] = {}
+        self._taken: dict[int, int] = {}
+        self._failure: str | None = None
+
+    def set_timeout(self, timeout: float) -> None:
+        """Change the seconds that a round may take."""
+        self._timeout = timeout
+
+    def transport(self, rank: int) -> "MemoryTransport":
+        """Return the transport of one rank."""
+        return MemoryTransport(self, rank)
+
+    def meet(self, rank: int, turn: int, payload: object, transport: "MemoryTransport") -> dict[int, object]:
+        """Put a rank's payload of round `turn` and return everyone's.
+
+        Raises:
+            Aborted: the rank's transport was aborted while it waited.
+            TransportError: other ranks did not come in time.
+        """
+        with self._changed:
+            present = self._rounds.setdefault(turn, {})
+            present[rank] = payload
+            self._changed.notify_all()
+            done = self._changed.wait_for(lambda: len(present) == self.num_ranks or transport.aborted, timeout=self._timeout)
+            if transport.aborted and len(present) < self.num_ranks:
+                raise Aborted(f"round {turn}")
+            if self._failure is not None and len(present) < self.num_ranks:
+                raise TransportError(self._failure)
+            if not done:
+                missing = sorted(set(range(self.num_ranks)) - set(present))
+                raise TransportError(f"round {turn} did not finish within {self._timeout:g} s, missing ranks {missing}")
+            self._taken[turn] = self._taken.get(turn, 0) + 1
+            if self._taken[turn] == self.num_ranks:
+                del self._rounds[turn], self._taken[turn]
+            return present
+
+    def fail(self, why: str) -> None:
+        """Let every waiting rank raise."""
+        self._failure = why
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every waiting rank look whether it was aborted."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class MemoryTransport:
+    """One rank's side of a `MemoryHub`."""
+
+    def __init__(self, hub: MemoryHub, rank: int) -> None:
+        self.rank = rank
+        self.num_ranks = hub.num_ranks
+        self.aborted = False
+        self._hub = hub
+        self._turn = 0
+
+    def gather(self, data: np.ndarray) -> np.ndarray:
+        rows = self._meet(data.copy())
+        sizes = {row.size for row in rows}
+        assert len(sizes) == 1, f"ranks gather rows of different sizes {sizes}"
+        return np.stack(rows)
+
+    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
+        parts = self._meet(list(outgoing.split(send_sizes)))
+        # The sender keeps its buffer: what is received must be a copy, as it is on a wire.
+        incoming = torch.cat([part[self.rank] for part in parts])
+        assert incoming.numel() == sum(receive_sizes), (incoming.numel(), receive_sizes)
+        return incoming
+
+    def abort(self) -> None:
+        self.aborted = True
+        self._hub.wake()
+
+    def _meet(self, payload):  # type: ignore[no-untyped-def]
+        if self.aborted:
+            raise Aborted(f"round {self._turn}")
+        present = self._hub.meet(self.rank, self._turn, payload, self)
+        self._turn += 1
+        return [present[rank] for rank in range(self.num_ranks)]
+
+
+class HubRegistry:
+    """The hubs of one run of simulated ranks, found by every rank under the same key."""
+
+    def __init__(self, timeout: float) -> None:
+        self._lock = threading.Lock()
+        self._hubs: dict[Hashable, MemoryHub] = {}
+        self._timeout = timeout
+
+    def hub(self, key: Hashable, num_ranks: int) -> MemoryHub:
+        """Return the hub of `key`, made by whichever rank asks first."""
+        with self._lock:
+            if key not in self._hubs:
+                self._hubs[key] = MemoryHub(num_ranks, timeout=self._timeout)
+            return self._hubs[key]
+
+    def fail(self, why: str) -> None:
+        """Let every rank that waits in a hub raise."""
+        with self._lock:
+            for hub in self._hubs.values():
+                hub.fail(why)
+
+
+class _Simulation(threading.local):
+    registry: HubRegistry | None = None
+    counts: dict[Hashable, int] | None = None
+
+
+_SIMULATION = _Simulation()
+
+
+def enter_simulation(registry: HubRegistry) -> None:
+    """Say that this thread is a simulated rank whose groups meet in `registry`."""
+    _SIMULATION.registry = registry
+    _SIMULATION.counts = {}
+
+
+def simulated_transport(ranks: tuple[int, ...], rank: int, timeout: float) -> MemoryTransport | None:
+    """Return a new transport over a simulated group, or None where this thread is no simulated rank.
+
+    Args:
+        ranks: global ranks of the group.
+        rank: this rank within the group.
+        timeout: seconds that a round may take.
+    """
+    registry, counts = _SIMULATION.registry, _SIMULATION.counts
+    if registry is None or counts is None:
+        return None
+    # Ranks make their transports in the same order, so the n-th over a group is the same one everywhere.
+    counts[ranks] = counts.get(ranks, 0) + 1
+    hub = registry.hub((ranks, counts[ranks]), len(ranks))
+    hub.set_timeout(timeout)
+    return hub.transport(rank)
