@@ -49,6 +49,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         cp_indices: int64 [T / cp_size], slots of the whole row that this rank computes; None for a whole pack.
         media_feature_index: int64 [1, T / cp_size] in a shard cut by the caller: the feature that each anchor takes, counted
             within its modality, and -1 elsewhere; None otherwise.
+        microbatch: number of the pack within its step; None for a pack that belongs to none.
     """
 
     adapter: ModelAdapter
@@ -76,6 +77,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cp_size: int = 1
     cp_indices: torch.Tensor | None = None
     media_feature_index: torch.Tensor | None = None
+    microbatch: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):
