@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from ..core import TYPE_CODES, Sample, SampleLayout
+from ..core import TYPE_CODES, Field, Sample, SampleLayout
 from .adapter import ModelAdapter
+from .items import AUDIO_LENGTHS, AUDIO_MASK
 
 
 def dummy_text(adapter: ModelAdapter) -> Sample:
@@ -35,10 +36,9 @@ def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torc
         raise ValueError(f"{adapter.name} has no {modality}; it has {sorted(adapter.dummy_grids)}")
     grid = adapter.dummy_grids[modality]
     length = adapter.token_count(modality, grid)
-    before = [] if adapter.vision_start is None else [adapter.vision_start]
-    after = [] if adapter.vision_end is None else [adapter.vision_end]
+    before, after = adapter.brackets(modality)
     ids = [*before, *[adapter.media_tokens[modality]] * length, *after]
-    pace = 1.0 if modality == "video" and adapter.rope in ("seconds", "omni") else 0.0
+    pace = 1.0 if modality == "video" and adapter.has_seconds else 0.0
     layout = SampleLayout(
         num_tokens=len(ids),
         runs=np.array([[len(before), length, TYPE_CODES[modality], *grid]], np.int64),
@@ -51,18 +51,23 @@ def media_values(
     modality: str, grid: tuple[int, int, int], adapter: ModelAdapter, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return the media fields of one item: zero rows, its grid, and ones for values per item such as seconds."""
-    values: dict[str, torch.Tensor] = {}
-    for field in adapter.fields.of_kind("media"):
-        if field.modality != modality:
-            continue
-        if field.rows == "patches":
-            sizes = [1 if size is None else size for size in field.shape or ()]
-            values[field.name] = torch.zeros([grid[0] * grid[1] * grid[2], *sizes], dtype=dtype)
-        elif field.shape == (3,):
-            values[field.name] = torch.tensor([grid], dtype=torch.int64)
-        else:
-            values[field.name] = torch.ones(1, dtype=torch.float32)
-    return values
+    fields = [field for field in adapter.fields.of_kind("media") if field.modality == modality]
+    return {field.name: item_value(field, grid, dtype) for field in fields}
+
+
+def item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Return one media field of one item."""
+    if field.shape == (3,):
+        return torch.tensor([grid], dtype=torch.int64)
+    if field.name == AUDIO_LENGTHS:
+        return torch.tensor([grid[0]], dtype=torch.int64)
+    if field.name == AUDIO_MASK:
+        return torch.ones(1, grid[0], dtype=torch.int64)
+    if not field.shape:
+        return torch.ones(1, dtype=torch.float32)  # seconds
+    if field.modality == "audio":
+        return torch.zeros(1, *(grid[0] if size is None else size for size in field.shape), dtype=dtype)
+    return torch.zeros(grid[0] * grid[1] * grid[2], *(size or 1 for size in field.shape), dtype=dtype)
 
 
 def unlearned(
@@ -76,6 +81,11 @@ def unlearned(
         "loss_weights": torch.zeros(length),
         **(media or {}),
     }
-    if "mm_token_type_ids" in adapter.fields:
-        values["mm_token_type_ids"] = torch.from_numpy(layout.type_ids())
+    types = torch.from_numpy(layout.type_ids())
+    for field in adapter.fields.of_kind("token"):
+        if field.name == "mm_token_type_ids":
+            values[field.name] = types
+        elif field.required and field.name not in values:
+            # ERNIE's router types: the markers around an item count as media too.
+            values[field.name] = torch.full_like(types, int(types.max()))
     return Sample(values=values, layout=layout)

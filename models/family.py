@@ -94,7 +94,11 @@ def adapter_value(adapter: ModelAdapter, attribute: str) -> Any:
 
 
 def lookup(config: Any, path: str) -> Any:
-    """Follow a dotted path through a config's attributes; None where it ends early."""
+    """Follow a dotted path through a config's attributes; None where it ends early.
+
+    An Omni config keeps the model that is trained, its thinker, one level down.
+    """
+    config = getattr(config, "thinker_config", config)
     for name in path.split("."):
         config = getattr(config, name, None)
     return config

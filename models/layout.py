@@ -27,7 +27,8 @@ def sample_layout(
 
     Args:
         input_ids: integers [L].
-        grids: modality to its items' (t, h, w) in patches, integers [n, 3]; a modality without items may be absent.
+        grids: modality to its items' (t, h, w) in patches, integers [n, 3]; a modality without items may be absent. An
+            audio item is (frames, 1, 1). See `items.media_grids`.
         seconds: seconds per temporal patch of each video, floats [n]; None where the sample has none (1 is taken, as
             transformers does).
         mm_token_type_ids: integers [L]: 0 text, 1 image, 2 video, 3 audio; None to derive them.
@@ -49,7 +50,8 @@ def sample_layout(
     ids = np.asarray(input_ids)
     items = {name: item_grids(grids.get(name), name, adapter, where) for name in (*adapter.media_tokens, *grids)}
     if mm_token_type_ids is None:
-        spans = {name: derived_spans(ids, name, items[name], adapter, where) for name in adapter.media_tokens}
+        masks = anchor_masks(ids, adapter)
+        spans = {name: derived_spans(mask, name, items[name], adapter, where) for name, mask in masks.items()}
     else:
         spans = typed_spans(ids, np.asarray(mm_token_type_ids), items, adapter, where)
     runs = [
@@ -74,13 +76,11 @@ def item_grids(grid: Any, modality: str, adapter: ModelAdapter, where: str) -> l
     items = [] if grid is None else [(t, h, w) for t, h, w in np.asarray(grid, np.int64).reshape(-1, 3).tolist()]
     if items and modality not in adapter.media_tokens:
         raise MediaMismatchError(f"{where}: {len(items)} {modality} items, but {adapter.name} has no {modality}")
-    step = adapter.temporal_merge if modality == "video" else 1
-    for t, h, w in items:
-        if min(t, h, w) < 1 or h % adapter.merge_size or w % adapter.merge_size or t % step:
-            raise MediaMismatchError(
-                f"{where}: {modality} grid {(t, h, w)}: t, h, w must be positive multiples of "
-                f"{(step, adapter.merge_size, adapter.merge_size)}"
-            )
+    side = 1 if modality == "audio" else adapter.merge_size
+    steps = (adapter.temporal_merge if modality == "video" else 1, side, side)
+    for grid in items:
+        if min(grid) < 1 or any(size % step for size, step in zip(grid, steps, strict=True)):
+            raise MediaMismatchError(f"{where}: {modality} grid {grid}: t, h, w must be positive multiples of {steps}")
     return items
 
 
@@ -101,7 +101,7 @@ def run_seconds(items: Mapping[str, list[Grid]], seconds: Any, adapter: ModelAda
     paces: list[float] = []
     for name in adapter.media_tokens:
         grids = run_grids(name, items[name], adapter)
-        if name != "video" or adapter.rope not in ("seconds", "omni"):
+        if name != "video" or not adapter.has_seconds:
             paces += [0.0] * len(grids)
         elif seconds is None:
             paces += [1.0] * len(grids)
@@ -149,14 +149,23 @@ def typed_spans(
     return found
 
 
+def anchor_masks(ids: np.ndarray, adapter: ModelAdapter) -> dict[str, np.ndarray]:
+    """Return where each modality's media token stands, bool [L]; a token that images and videos share is split by markers."""
+    masks = {name: ids == token for name, token in adapter.media_tokens.items()}
+    if adapter.shares_token:
+        in_video = np.cumsum(ids == adapter.video_start) > np.cumsum(ids == adapter.video_end)
+        masks["image"], masks["video"] = masks["image"] & ~in_video, masks["video"] & in_video
+    return masks
+
+
 def derived_spans(
-    ids: np.ndarray, modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
+    mask: np.ndarray, modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
 ) -> list[tuple[int, int]]:
     """Return the runs of a media token that anchor the items, where there is exactly one way to choose them."""
     lengths = run_lengths(modality, items, adapter)
     if not lengths:
         return []  # whatever is spelled like this token is text
-    spans = spans_of(ids == adapter.media_tokens[modality])
+    spans = spans_of(mask)
     have = [length for _, length in spans]
     if have == lengths:
         return spans

@@ -1,5 +1,6 @@
 """From a family's name, or a model's config, to its adapter."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,13 +8,38 @@ import msgspec
 
 from ..core import FieldSet
 from .adapter import ModelAdapter
+from .ernie4_5_vl import ERNIE4_5_VL_MOE
 from .family import Family, adapter_value, config_values
+from .glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
+from .paddleocr_vl import PADDLEOCR_VL
 from .qwen2_5_vl import QWEN2_5_VL
 from .qwen2_vl import QWEN2_VL
+from .qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from .qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
+from .qwen_omni import QWEN2_5_OMNI, QWEN3_OMNI_MOE
 from .text import TEXT
 
-FAMILIES: dict[str, Family] = {family.adapter.name: family for family in (TEXT, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE)}
+#: Every family by name; a new one is a file of its own and a line here.
+FAMILIES: dict[str, Family] = {
+    family.adapter.name: family
+    for family in (
+        TEXT,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        GLM4V,
+        GLM4V_MOE,
+        GLM46V,
+        GLM_OCR,
+        ERNIE4_5_VL_MOE,
+        PADDLEOCR_VL,
+        QWEN2_5_OMNI,
+        QWEN3_OMNI_MOE,
+    )
+}
 
 
 def adapter_for(name_or_config: Any, *, trained_modalities: Iterable[str] | None = None) -> ModelAdapter:
@@ -67,22 +93,31 @@ def from_config(family: Family, config: Any) -> ModelAdapter:
     for attribute in [key for key in changes if "." in key]:
         head, _, entry = attribute.partition(".")
         entries.setdefault(head, dict(getattr(adapter, head)))[entry] = changes.pop(attribute)
-    merge, patch_dim = changes.get("merge_size", adapter.merge_size), changes.get("patch_dim", adapter.patch_dim)
+    replaced = msgspec.structs.replace(adapter, **changes, **entries)
+    merge, frames = replaced.merge_size, replaced.temporal_merge
+    grids = {"image": (1, merge, merge), "video": (frames, merge, merge)}
     return msgspec.structs.replace(
-        adapter,
-        **changes,
-        **entries,
-        fields=with_patch_dim(adapter.fields, adapter.patch_dim, patch_dim),
-        dummy_grids={modality: (t, merge, merge) for modality, (t, _, _) in adapter.dummy_grids.items()},
+        replaced,
+        fields=with_patch_dim(adapter.fields, adapter.patch_dim, replaced.patch_dim),
+        dummy_grids={modality: grids.get(modality, grid) for modality, grid in adapter.dummy_grids.items()},
     )
 
 
 def with_patch_dim(fields: FieldSet, before: int, after: int) -> FieldSet:
-    """Return the fields with the size of a patch row changed."""
+    """Return the fields with the size of a patch changed: one row of `before` numbers, or [channels, side, side]."""
     if before == after:
         return fields
-    resized = (msgspec.structs.replace(f, shape=(after,)) if f.shape == (before,) else f for f in fields)
-    return FieldSet(tuple(resized))
+    return FieldSet(tuple(msgspec.structs.replace(f, shape=resized(f.shape, before, after)) for f in fields))
+
+
+def resized(shape: tuple[int | None, ...] | None, before: int, after: int) -> tuple[int | None, ...] | None:
+    """Return a patch's shape for `after` numbers, and any other shape as it is."""
+    if not shape or None in shape or math.prod(shape) != before:  # type: ignore[arg-type]
+        return shape
+    if len(shape) == 1:
+        return (after,)
+    side = math.isqrt(after // (shape[0] or 1))
+    return (shape[0], side, side)
 
 
 def training_only(adapter: ModelAdapter, modalities: tuple[str, ...]) -> ModelAdapter:

@@ -1,7 +1,7 @@
 """Positions of a whole pack, from its runs alone: M-RoPE in one vectorised pass, no tensor read.
 
 The rules are those of `get_rope_index` in transformers 5.24 (4.57 counted a video's frames into the text that follows; 5.x
-does not). For every family but Omni, with `m` the merge size:
+does not). For every family but Omni (see `advances` and `models.omni`), with `m` the merge size:
 
 - text: all three axes count up by one per token;
 - a run of grid (t, h, w) at position p: p + (temporal index, row, column), rows and columns in units of m patches;
@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core import TYPE_CODES, SampleLayout
 from .adapter import ModelAdapter
+from .omni import fractional_positions
 
 
 def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
@@ -29,7 +30,7 @@ def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapt
         adapter: the family.
 
     Returns:
-        [3, T], or [1, T] for the "1d" rule; int64.
+        [3, T], or [1, T] for the "1d" rule; int64 (float32 where the adapter says so).
 
     Example:
         >>> from evenpack.models import adapter_for
@@ -75,15 +76,20 @@ def mrope_positions(
         adapter: the family.
 
     Returns:
-        int64 [3, T].
+        int64 [3, T]; float32 where the adapter says so.
     """
     cu = np.asarray(cu_padded, np.int64)
     starts, sizes = runs[:, 0], runs[:, 1]
     segment = np.searchsorted(cu, starts, side="right") - 1
     assert np.all(starts + sizes <= cu[segment] + np.asarray(lengths)[segment]), "a run leaves its segment"
 
+    def template(run: tuple[int, ...], pace: float) -> np.ndarray:
+        return run_template(run, pace, adapter)
+
+    if adapter.position_dtype == "float32":
+        return fractional_positions(runs, seconds, cu, template)
     # A run of n tokens moves the text after it on by `advance`, so text lags n - advance behind its index in the row.
-    lag = sizes - np.maximum(runs[:, 4], runs[:, 5]) // adapter.merge_size
+    lag = sizes - advances(runs, seconds, adapter)
     total = np.concatenate(([0], np.cumsum(lag)))
     first = np.searchsorted(starts, cu[:-1])
     base = cu[segment] - total[first][segment]
@@ -103,32 +109,61 @@ def lagged(cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> np.ndarray:
     return row
 
 
+def advances(runs: np.ndarray, seconds: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
+    """Return by how much each run moves the text after it on, int64 [n].
+
+    By its larger side; in Omni families by its extent on any axis, seconds included.
+    """
+    if adapter.rope != "omni":
+        larger: np.ndarray = np.maximum(runs[:, 4], runs[:, 5]) // adapter.merge_size
+        return larger
+    pairs = zip(runs[:, 1:].tolist(), seconds.tolist(), strict=True)
+    return np.array([run_template(tuple(run), pace, adapter).max() + 1 for run, pace in pairs], np.int64)
+
+
 def fill_runs(positions: np.ndarray, runs: np.ndarray, seconds: np.ndarray, origins: list[int], adapter: ModelAdapter) -> None:
-    """Write the positions of every media run, each a cached template plus where the run begins."""
-    video, rule, merge = TYPE_CODES["video"], adapter.rope, adapter.merge_size
-    pace = (np.float32(adapter.tokens_per_second) * seconds.astype(np.float32)).tolist()
-    for (start, length, code, t, h, w), origin, interval in zip(runs.tolist(), origins, pace, strict=True):
-        if code == video and rule == "temporal_merge":
-            t //= adapter.temporal_merge
-        spaced = interval if code == video and rule == "seconds" else None
-        # Large templates are built anew, so that the cache stays below 100 MB.
-        build = grid_template if length <= 4096 else grid_template.__wrapped__
-        grid = build(t, h // merge, w // merge, spaced)
-        assert grid.shape[1] == length, (start, length, t, h, w)
-        np.add(grid, origin, out=positions[:, start : start + length])
+    """Write the positions of every media run: its template plus where the run begins."""
+    for (start, *run), origin, pace in zip(runs.tolist(), origins, seconds.tolist(), strict=True):
+        np.add(run_template(tuple(run), pace, adapter), origin, out=positions[:, start : start + run[0]])
+
+
+def run_template(run: tuple[int, ...], pace: float, adapter: ModelAdapter) -> np.ndarray:
+    """Return the positions of a run (length, code, t, h, w) that begins at 0, [3, length], read-only.
+
+    `pace` is the seconds per temporal patch of a video.
+    """
+    length, code, t, h, w = run
+    is_video, dtype, speed = code == TYPE_CODES["video"], adapter.position_dtype, adapter.tokens_per_second
+    if code == TYPE_CODES["audio"]:
+        template = grid_template(length, 1, 1, None, dtype)  # sound is laid out like text, along all axes
+        template = np.broadcast_to(template[0], (3, length))
+        return template
+    if is_video and adapter.rope == "temporal_merge":
+        t //= adapter.temporal_merge
+    spacing: tuple[float, float] | None = None
+    if is_video and adapter.rope == "seconds":
+        spacing = (float(np.float32(speed) * np.float32(pace)), 1.0)
+    elif adapter.rope == "omni":
+        spacing = (pace if is_video else 1.0, speed)
+    # Large templates are built anew, so that the cache stays below 100 MB.
+    build = grid_template if length <= 4096 else grid_template.__wrapped__
+    template = build(t, h // adapter.merge_size, w // adapter.merge_size, spacing, dtype)
+    assert template.shape[1] == length, run
+    return template
 
 
 @lru_cache(maxsize=1024)
-def grid_template(t: int, h: int, w: int, interval: float | None) -> np.ndarray:
-    """Return the positions of a grid that begins at 0, int64 [3, t * h * w], read-only.
+def grid_template(t: int, h: int, w: int, spacing: tuple[float, float] | None, dtype: str) -> np.ndarray:
+    """Return the positions of a grid that begins at 0, [3, t * h * w], read-only.
 
-    With an interval, frame f lies at the float32 product of f and the interval, truncated: the precision is part of the rule.
+    With a spacing (a, b), frame f lies at the float32 product (f * a) * b, truncated for integers: precision and order are
+    part of the rule.
     """
-    frames = np.arange(t)
-    if interval is not None:
-        frames = (frames.astype(np.float32) * np.float32(interval)).astype(np.int64)
-    template = np.empty((3, t, h, w), np.int64)
-    template[0] = frames[:, None, None]
+    frames: np.ndarray = np.arange(t)
+    if spacing is not None:
+        frames = frames.astype(np.float32) * np.float32(spacing[0]) * np.float32(spacing[1])
+    template = np.empty((3, t, h, w), dtype)
+    template[0] = frames.astype(dtype)[:, None, None]
     template[1] = np.arange(h)[:, None]
     template[2] = np.arange(w)
     template.setflags(write=False)
