@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..core import Field, FieldSet, FieldShapeError, MissingFieldError, UndeclaredFieldError
+from ..core import TYPE_CODES, Field, FieldSet, FieldShapeError, MissingFieldError, UndeclaredFieldError
+from ..models.adapter import ModelAdapter
+from ..models.items import media_grids
 
 
 def check_names(given: Mapping[str, Any], fields: FieldSet, where: str) -> None:
@@ -90,7 +93,17 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
         raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
 
 
-def item_counts(values: Mapping[str, Any], fields: FieldSet, where: str) -> dict[str, int]:
+def item_grids(values: Mapping[str, Any], adapter: ModelAdapter) -> dict[str, np.ndarray]:
+    """Return the grids of a sample's media items by modality, int64 [n, 3], wherever the tensors lie; pixels stay there."""
+    small = {
+        field.name: values[field.name].cpu()
+        for field in adapter.fields.of_kind("media")
+        if field.name in values and field.rows == "items" and not values[field.name].is_floating_point()
+    }
+    return media_grids(small, adapter)
+
+
+def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fields: FieldSet, where: str) -> dict[str, int]:
     """Check that the media fields of each modality agree on its items, and return the number of items per modality.
 
     A field with one row per item has as many rows as the modality has items; one with a row per patch has as many rows as
@@ -100,14 +113,13 @@ def item_counts(values: Mapping[str, Any], fields: FieldSet, where: str) -> dict
         FieldShapeError: row numbers that disagree; both are named.
     """
     counts: dict[str, int] = {}
-    for modality in ("image", "video", "audio"):
+    for modality in TYPE_CODES:
         mine = [field for field in fields.of_kind("media") if field.modality == modality]
         per_item = {field.name: len(values[field.name]) for field in mine if field.rows == "items" and field.name in values}
         if len(set(per_item.values())) > 1:
             raise FieldShapeError(f"{where}: {modality} fields disagree on the number of items: {per_item}")
         counts[modality] = next(iter(per_item.values()), 0)
-        grid = values.get(f"{modality}_grid_thw")
-        patches = 0 if grid is None else int(grid.prod(dim=1).sum())
+        patches = int(grids[modality].prod(axis=1).sum()) if modality in grids else 0
         for name in [field.name for field in mine if field.rows == "patches"]:
             rows = len(values[name]) if name in values else 0
             if rows != patches:

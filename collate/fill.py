@@ -97,31 +97,48 @@ def pack_tokens(
 def pack_media(fields: Sequence[Field], samples: Sequence[Sample], num_dummies: int, pin: bool) -> dict[str, torch.Tensor]:
     """Return the media fields of a pack: rows of all samples, in segment order. Fields that no sample has are absent.
 
-    Dummies take the dtype and device of the others, and lack the optional fields that the others lack.
+    Rows of a free size (sounds of different lengths) are padded with zeros to the longest. Dummies take the dtype and
+    device of the others, and lack the optional fields that the others lack.
 
     Raises:
         FieldShapeError: a sample with items of a modality lacks a field that others have, or samples differ in dtype,
             device or sizes.
     """
     media: dict[str, torch.Tensor] = {}
+    real, dummies = samples[: len(samples) - num_dummies], samples[len(samples) - num_dummies :]
     for field in fields:
-        real = samples[: len(samples) - num_dummies]
-        with_items = [s for s in real if any(f.modality == field.modality and f.name in s.values for f in fields)]
+        same = [other.name for other in fields if other.modality == field.modality]
+        with_items = [sample for sample in real if any(name in sample.values for name in same)]
         pieces = [sample.tensor(field.name) for sample in with_items if field.name in sample.values]
         if len(pieces) not in (0, len(with_items)):
-            raise FieldShapeError(
-                f"{len(pieces)} of {len(with_items)} samples with {field.modality} items have {field.name!r}, "
-                "which has no default"
-            )
-        check_alike(field, pieces)
-        dummies = [s.tensor(field.name) for s in samples[len(samples) - num_dummies :] if field.name in s.values]
+            what = f"{len(pieces)} of {len(with_items)} samples with {field.modality} items"
+            raise FieldShapeError(f"{what} have {field.name!r}, which has no default")
+        more = [dummy.tensor(field.name) for dummy in dummies if field.name in dummy.values]
         if pieces:
-            dummies = [dummy.to(pieces[0]) for dummy in dummies]
-        elif with_items:
-            dummies = []
-        if pieces or dummies:
-            media[field.name] = concatenate([*pieces, *dummies], 0, pin)
+            pieces += [dummy.to(pieces[0]) for dummy in more]
+        elif not with_items:
+            pieces = more
+        if pieces:
+            pieces = same_sizes(field, pieces)
+            check_alike(field, pieces)
+            media[field.name] = concatenate(pieces, 0, pin)
     return media
+
+
+def same_sizes(field: Field, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return pieces with their free sizes padded with zeros to the largest; the pieces themselves where they agree."""
+    if field.shape is None or None not in field.shape or len({piece.shape[1:] for piece in pieces}) == 1:
+        return pieces
+    padded: list[torch.Tensor] = []
+    for piece in pieces:
+        sizes = [
+            max(p.shape[axis] for p in pieces) if size is None else piece.shape[axis]
+            for axis, size in enumerate(field.shape, 1)
+        ]
+        wide = piece.new_zeros((len(piece), *sizes))
+        wide[tuple(slice(n) for n in piece.shape)] = piece
+        padded.append(wide)
+    return padded
 
 
 def check_alike(field: Field, pieces: Sequence[torch.Tensor]) -> None:

@@ -3,18 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..core import Field, FieldShapeError, Sample, SampleLayout
 from ..core.sample import Value
 from ..models.adapter import ModelAdapter
+from ..models.items import media_seconds
 from ..models.layout import sample_layout
-from .check import check_finite, check_ids, check_names, check_rank, check_token_lengths, item_counts
+from .check import check_finite, check_ids, check_names, check_rank, check_token_lengths, item_counts, item_grids
 from .convert import convert
 from .targets import IGNORED
 from .trim import is_megatron, mask_span, megatron_names, megatron_span, refuse_padded, trim
 
-SECONDS = "second_per_grid_ts"
 TYPES = "mm_token_type_ids"
 
 
@@ -65,8 +66,9 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
         refuse_padded(values["input_ids"], values.get("labels"), adapter.pad_token_id, where)
     check_ids(values["input_ids"], where)
     check_finite(values, where)
-    layout = layout_of(values, adapter, where)
-    counts = item_counts(values, adapter.fields, where)
+    grids = item_grids(values, adapter)
+    layout = layout_of(values, grids, adapter, where)
+    counts = item_counts(values, grids, adapter.fields, where)
     fill_defaults(values, counts, layout, adapter)
     return Sample(values=values, layout=layout, shifted=shifted, sample_id=values.pop("sample_id", None))
 
@@ -86,15 +88,14 @@ def typed(given: Mapping[str, Any], adapter: ModelAdapter, where: str) -> dict[s
     return values
 
 
-def layout_of(values: dict[str, Any], adapter: ModelAdapter, where: str) -> SampleLayout:
+def layout_of(values: dict[str, Any], grids: Mapping[str, np.ndarray], adapter: ModelAdapter, where: str) -> SampleLayout:
     """Return the layout of a sample's media, and take `mm_token_type_ids` out: the layout holds them from here on."""
-    grids = {name: values[f"{name}_grid_thw"] for name in adapter.media_tokens if f"{name}_grid_thw" in values}
-    types = values.pop(TYPES, None)
+    ids, types = values["input_ids"], values.pop(TYPES, None)
     if not adapter.media_tokens:
-        return SampleLayout.text(len(values["input_ids"]))
-    ids = values["input_ids"].cpu().numpy()
-    seconds, types = values.get(SECONDS), None if types is None else types.cpu().numpy()
-    return sample_layout(ids, grids, seconds, types, adapter=adapter, where=where)
+        return SampleLayout.text(len(ids))
+    seconds = media_seconds(values, adapter)
+    given = [None if tensor is None else tensor.cpu().numpy() for tensor in (seconds, types)]
+    return sample_layout(ids.cpu().numpy(), grids, *given, adapter=adapter, where=where)
 
 
 def fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: SampleLayout, adapter: ModelAdapter) -> None:
@@ -104,7 +105,7 @@ def fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: Sam
         values["labels"] = default_labels(ids, adapter)
     for field in adapter.fields:
         if field.name not in values and field.name not in ("sample_id", TYPES):
-            value = default_value(field, ids, counts)
+            value = default_value(field, ids, counts, adapter)
             if value is not None:
                 values[field.name] = value
 
@@ -117,11 +118,12 @@ def default_labels(ids: torch.Tensor, adapter: ModelAdapter) -> torch.Tensor:
     return labels
 
 
-def default_value(field: Field, ids: torch.Tensor, counts: Mapping[str, int]) -> Value:
+def default_value(field: Field, ids: torch.Tensor, counts: Mapping[str, int], adapter: ModelAdapter) -> Value:
     """Return the declared default of an absent field; None leaves it absent."""
     if field.kind == "media":
         count = counts.get(field.modality or "", 0)
-        fill = 1.0 if field.name == SECONDS else field.default  # transformers takes 1 second where none is given
+        # Where no seconds per grid are given, transformers takes 1.
+        fill = 1.0 if field.name == adapter.seconds_field else field.default
         if not count or fill is None or field.rows != "items":
             return None
         return filled(field, count, fill)

@@ -1,11 +1,13 @@
 """A sample cut to a number of tokens, never through a media item."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..core import TYPE_CODES, OversizeSampleError, Sample, SampleLayout
+from ..core import TYPE_CODES, Field, OversizeSampleError, Sample, SampleLayout
 from ..models.adapter import ModelAdapter
+from .check import item_grids
 
 
 def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> Sample:
@@ -36,17 +38,21 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
     if sample.num_tokens <= max_tokens:
         return sample
-    items = item_spans(sample, adapter)
+    grids = item_grids(sample.values, adapter)
+    items = item_spans(sample, grids, adapter)
     stop = whole_item_stop(items, max_tokens)
     if stop == 0:
         raise OversizeSampleError(
             f"sample {sample.sample_id!r} begins with a media item of {min(end for _, _, end in items)} tokens, "
             f"which cannot be truncated to {max_tokens}"
         )
-    kept = {name: sum(1 for modality, _, end in items if modality == name and end <= stop) for name in TYPE_CODES}
-    gone = {f.name for f in adapter.fields.of_kind("media") if not kept[f.modality or ""]}
+    rows = dict.fromkeys(TYPE_CODES, (0, 0))
+    for name, grid in grids.items():
+        kept = sum(1 for modality, _, end in items if modality == name and end <= stop)
+        rows[name] = kept, int(grid[:kept].prod(axis=1).sum())
+    fields = [adapter.fields[name] for name in sample.values]
     return Sample(
-        values={name: cut(sample, name, stop, kept, adapter) for name in sample.values if name not in gone},
+        values={f.name: cut(sample, f, stop, rows) for f in fields if f.kind != "media" or rows[f.modality or ""][0]},
         layout=cut_layout(sample, stop, adapter),
         shifted=sample.shifted,
         sample_id=sample.sample_id,
@@ -61,40 +67,44 @@ def whole_item_stop(items: list[tuple[str, int, int]], limit: int) -> int:
     return stop
 
 
-def item_spans(sample: Sample, adapter: ModelAdapter) -> list[tuple[str, int, int]]:
+def item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAdapter) -> list[tuple[str, int, int]]:
     """Return (modality, start, stop) of each media item in its modality's order, start and end markers included.
 
     The runs of one item are those whose frames add up to the frames of its grid.
     """
-    ids = sample.tensor("input_ids").cpu().numpy()
+    ids = sample.tensor("input_ids").tolist()
     spans: list[tuple[str, int, int]] = []
-    for modality, code in TYPE_CODES.items():
-        runs = iter(sample.layout.runs[sample.layout.runs[:, 2] == code].tolist())
-        frames_of = [t for t, _, _ in sample.grids(modality)]
-        for start, length, _, frames, _, _ in runs:
-            end, wanted = start + length, frames_of.pop(0) if frames_of else frames
-            while frames < wanted:
+    for modality, grid in grids.items():
+        runs = iter(sample.layout.runs[sample.layout.runs[:, 2] == TYPE_CODES[modality]].tolist())
+        for frames in grid[:, 0].tolist():
+            start, length, _, seen, _, _ = next(runs)
+            end = start + length
+            while seen < frames:
                 more = next(runs)
-                end, frames = more[0] + more[1], frames + more[3]
-            if start and ids[start - 1] == adapter.vision_start:
-                start -= 1
-            if end < len(ids) and ids[end] == adapter.vision_end:
-                end += 1
-            spans.append((modality, start, end))
+                end, seen = more[0] + more[1], seen + more[3]
+            spans.append((modality, *with_markers(ids, start, end, adapter.brackets(modality))))
     return spans
 
 
-def cut(sample: Sample, name: str, stop: int, kept: dict[str, int], adapter: ModelAdapter) -> Any:
+def with_markers(ids: list[int], start: int, end: int, brackets: tuple[list[int], list[int]]) -> tuple[int, int]:
+    """Return a span of tokens made wider by the start and end markers that stand around it."""
+    for marker in reversed(brackets[0]):
+        if start and ids[start - 1] == marker:
+            start -= 1
+    for marker in brackets[1]:
+        if end < len(ids) and ids[end] == marker:
+            end += 1
+    return start, end
+
+
+def cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, tuple[int, int]]) -> Any:
     """Return one field of the truncated sample: its tokens up to `stop`, or the rows of the items kept."""
-    value, field = sample.values[name], adapter.fields[name]
     if field.kind == "token":
-        return sample.tensor(name).narrow(field.axis, 0, stop).contiguous()
+        return sample.tensor(field.name).narrow(field.axis, 0, stop).contiguous()
     if field.kind == "media":
-        rows = kept[field.modality or ""]
-        if field.rows == "patches":
-            rows = sum(t * h * w for t, h, w in sample.grids(field.modality or "")[:rows])
-        return sample.tensor(name)[:rows]
-    return value
+        items, patches = rows[field.modality or ""]
+        return sample.tensor(field.name)[: patches if field.rows == "patches" else items]
+    return sample.values[field.name]
 
 
 def cut_layout(sample: Sample, stop: int, adapter: ModelAdapter) -> SampleLayout:
