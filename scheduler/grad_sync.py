@@ -4,6 +4,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
+from ..core import UnsafeModelError
+
+
+def refuse_ddp(model: Any, sync: str, trained_modalities: tuple[str, ...]) -> None:
+    """Refuse PyTorch's DDP where a step's last micro-batch may leave a trained tower out.
+
+    DDP reduces a parameter when its gradient arrives in the last backward. One that does not arrive is left as it is, local,
+    and DDP says so only in the next step.
+
+    Raises:
+        UnsafeModelError: DDP, trained towers, and a plan that does not put them into the last micro-batch.
+    """
+    if sync == "microbatch" and trained_modalities and isinstance(model, DistributedDataParallel):
+        raise UnsafeModelError(
+            f"DDP reduces the towers of {list(trained_modalities)} only if the last micro-batch runs them, which "
+            "sync='microbatch' does not promise: set sync='step', which is also how DDP waits"
+        )
+
 
 @contextmanager
 def reduce_if(model: Any, is_last: bool) -> Iterator[None]:

@@ -12,7 +12,7 @@ from ..collate import PackedBatch, pack_samples
 from ..core import Sample
 from ..models import ModelAdapter, dummy_sample, dummy_text
 from .config import SchedulerConfig
-from .grad_sync import reduce_if
+from .grad_sync import reduce_if, refuse_ddp
 from .loss import Reduce, packed_loss
 from .plan import SampleTable, StepPlan
 from .plan.config import MEDIA_BITS
@@ -109,7 +109,12 @@ class PackedStep(Sequence[PackedBatch]):
         Args:
             model: in DDP, FSDP, FSDP2 or Megatron-Core's DDP, or bare.
             batch: one of this step's batches (or a copy of it on a device, or a shard).
+
+        Raises:
+            UnsafeModelError: DDP, where the last micro-batch may leave a trained tower out.
         """
+        config = self._context.config
+        refuse_ddp(model, config.sync, tuple(config.trained_modalities or ()))
         return reduce_if(model, batch.microbatch == self.num_microbatches - 1)
 
     def loss(self, logits: torch.Tensor, batch: PackedBatch, reduce: Reduce = "mean") -> torch.Tensor:

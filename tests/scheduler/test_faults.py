@@ -1,0 +1,197 @@
+"""A rank that fails, ends or disappears never leaves the others waiting."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from evenpack.core import EvenpackError, PeerFailedError, PeerLostError
+from evenpack.scheduler.testing import RankError, run_ranks
+
+from .helpers import drain, flat, open_scheduler, random_source, text_sample
+
+
+def failing_source(after: int):
+    """Yield samples, then raise."""
+    for index in range(after):
+        yield text_sample(5, index)
+    raise OSError("disk on fire")
+
+
+def steps_until_error(source, **settings):
+    """Return the number of steps, and the error that ended them."""
+    steps = 0
+    with open_scheduler(source, **settings) as scheduler:
+        try:
+            for _ in scheduler:
+                steps += 1
+        except EvenpackError as error:
+            return steps, type(error).__name__, str(error)
+    return steps, None, None
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo"])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_source_that_raises_ends_every_rank_in_the_same_step(backend, prefetch, num_ranks):
+    def fn(rank, num_ranks):
+        source = failing_source(9) if rank == num_ranks - 1 else random_source(rank, 40)
+        return steps_until_error(source, prefetch=prefetch)
+
+    outcomes = run_ranks(fn, num_ranks, backend=backend)
+    assert len(set(outcomes)) == 1
+    steps, name, message = outcomes[0]
+    assert (steps, name) == (2, "PeerFailedError")
+    assert f"rank {num_ranks - 1} failed at step 2: OSError: disk on fire" in message
+
+
+def test_the_rank_that_failed_keeps_the_cause():
+    with open_scheduler(failing_source(0)) as scheduler, pytest.raises(PeerFailedError) as caught:
+        next(scheduler)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_source_that_cannot_be_opened_is_reported_like_one_that_raises():
+    class Closed:
+        def __iter__(self):
+            raise PermissionError("no entry")
+
+    def fn(rank, num_ranks):
+        return steps_until_error(Closed() if rank == 1 else random_source(rank, 8))
+
+    outcomes = run_ranks(fn, 2)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][:2] == (0, "PeerFailedError") and "PermissionError: no entry" in outcomes[0][2]
+
+
+@pytest.mark.parametrize(
+    ("bad", "name", "text"),
+    [
+        ({"input_ids": [1] * 200, "sample_id": "long"}, "OversizeSampleError", "rank 1, sample 'long': 200 tokens"),
+        ({"labels": [1]}, "MissingFieldError", "input_ids"),
+        ({"input_ids": [1], "extra": 3}, "UndeclaredFieldError", "extra"),
+        ({"input_ids": []}, "FieldShapeError", "rank 1, sample 1"),
+        (7, "FieldShapeError", "int"),
+    ],
+)
+def test_a_bad_sample_is_one_error_on_every_rank(bad, name, text):
+    def fn(rank, num_ranks):
+        return steps_until_error([text_sample(3, "good"), bad] if rank == 1 else random_source(rank, 8))
+
+    outcomes = run_ranks(fn, 3)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][1] == name and text in outcomes[0][2]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_killed_rank_is_named_within_the_timeout(num_ranks):
+    timeout = 5.0
+
+    def fn(rank, num_ranks):
+        def source():
+            yield from random_source(rank, 8)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield from random_source(rank, 40)
+
+        started = time.monotonic()
+        with open_scheduler(source(), timeout=timeout, prefetch=0) as scheduler:
+            try:
+                for _ in scheduler:
+                    started = time.monotonic()
+            except PeerLostError as error:
+                return str(error), time.monotonic() - started
+        return None
+
+    outcomes = run_ranks(fn, num_ranks, backend="gloo", return_exceptions=True)
+    assert isinstance(outcomes[1], RankError)
+    for rank, outcome in enumerate(outcomes):
+        if rank != 1:
+            message, seconds = outcome
+            assert "rank 1" in message and "stopped answering at step 2" in message
+            assert seconds < timeout
+
+
+def test_a_rank_that_leaves_is_named_as_closed():
+    def fn(rank, num_ranks):
+        with open_scheduler(random_source(rank, 40), timeout=3.0, prefetch=0) as scheduler:
+            next(scheduler)
+            if rank == 0:
+                return None
+            with pytest.raises(PeerLostError, match=r"rank 0 \(last: closed\)"):
+                next(scheduler)
+
+    run_ranks(fn, 2, backend="gloo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"max_tokens": 256}, "max_tokens is 256, not 128"),
+        ({"sync": "microbatch"}, "sync is 'microbatch', not 'step'"),
+    ],
+)
+def test_ranks_with_other_settings_learn_which(settings, text):
+    def fn(rank, num_ranks):
+        with pytest.raises(EvenpackError, match="rank 2 differs from rank 0: " + text):
+            open_scheduler([], **(settings if rank == 2 else {}))
+
+    run_ranks(fn, 3)
+
+
+def test_ranks_with_other_dtypes_learn_which():
+    import torch
+
+    from .helpers import VISION, image_sample
+
+    def fn(rank, num_ranks):
+        sample = image_sample([(1, 2, 2)], rank)
+        if rank == 1:
+            sample["pixel_values"] = sample["pixel_values"].to(torch.bfloat16)
+        return steps_until_error([sample], adapter=VISION)
+
+    outcomes = run_ranks(fn, 2)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][1] == "FieldMismatchError"
+    assert "'pixel_values' has several dtypes: rank 0: float32, rank 1: bfloat16" in outcomes[0][2]
+
+
+def test_close_returns_while_the_worker_waits_for_a_peer():
+    def fn(rank, num_ranks):
+        if rank == 1:
+            scheduler = open_scheduler(random_source(rank, 8), timeout=30.0, prefetch=0)
+            time.sleep(1.0)
+            scheduler.close()
+            return 0.0
+        scheduler = open_scheduler(random_source(rank, 8), timeout=30.0, prefetch=1)
+        scheduler._begin_epoch()
+        time.sleep(0.2)
+        started = time.monotonic()
+        scheduler.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            next(scheduler)
+        return time.monotonic() - started
+
+    assert max(run_ranks(fn, 2)) < 5.0
+
+
+def test_threads_end_with_the_scheduler():
+    import threading
+
+    before = set(threading.enumerate())
+    scheduler = open_scheduler(random_source(0, 40), prefetch=2)
+    next(scheduler)
+    scheduler.close()
+    scheduler.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_every_sample_once_when_sources_end_early():
+    def fn(rank, num_ranks):
+        return drain(open_scheduler(random_source(rank, [0, 5, 30][rank])))
+
+    outcomes = run_ranks(fn, 3)
+    assert len({len(steps) for steps in outcomes}) == 1
+    names = list(flat(outcomes))
+    assert sorted(names) == sorted(f"{rank}-{index}" for rank, count in enumerate([0, 5, 30]) for index in range(count))
