@@ -24,7 +24,7 @@ MROPE_SECTION = [4, 6, 6]
 #: Side of the grid of learned vision positions of Qwen3-VL.
 POSITION_GRID = 16
 #: Weights are drawn with this over the square root of their inputs: transformers' fixed 0.02 suits widths of thousands.
-INIT_GAIN = 0.6
+INIT_GAIN = 1.0
 EMBEDDING_STD = 0.02
 
 

@@ -13,8 +13,8 @@ from PIL import Image
 NUM_HELD_OUT = 297
 #: Permutation of the digits behind the split; it does not depend on the run's seed, so runs can be compared.
 SPLIT_SEED = 0
-#: Sides in pixels that a digit is shown at: 4 to 16 tokens under Qwen's patches.
-DIGIT_SIDES = (56, 56, 84, 112)
+#: Side in pixels that a digit is shown at: 4 tokens under Qwen's patches.
+DIGIT_SIDE = 56
 #: Range of a photo's longer side in pixels: about 16 to 100 tokens.
 PHOTO_SIDES = (112, 280)
 _DIGIT_LEVELS = 16
@@ -69,10 +69,10 @@ class Digits:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def image(self, index: int, side: int) -> Image.Image:
-        """Return a digit as black ink on a white square of `side` pixels."""
+    def image(self, index: int) -> Image.Image:
+        """Return a digit as black ink on a white square."""
         ink = 255 - self._pixels[index] * 255 // _DIGIT_LEVELS
-        return Image.fromarray(ink.astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC).convert("RGB")
+        return Image.fromarray(ink.astype(np.uint8)).resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BICUBIC).convert("RGB")
 
 
 class Photos:
