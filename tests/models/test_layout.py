@@ -1,0 +1,102 @@
+"""Anchors and features that do not agree are an error with both numbers, never a mask that hides it."""
+
+import pytest
+
+from evenpack.core import AmbiguousMediaError, MediaMismatchError
+from evenpack.models import adapter_for, sample_layout
+
+QWEN, QWEN3, GLM = adapter_for("qwen2_vl"), adapter_for("qwen3_vl"), adapter_for("glm4v")
+T, IM, VID, VS, VE = 5, 151655, 151656, 151652, 151653
+FOUR, SIX, ONE = (1, 4, 4), (1, 4, 6), (1, 2, 2)
+
+
+def runs(layout):
+    return layout.runs[:, :3].tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "grids", "found", "spelled"),
+    [
+        ([T, VS, IM, IM, IM, IM, VE, T], {"image": [FOUR]}, [[2, 4, 1]], 0),
+        ([T, IM, T, VS, IM, IM, IM, IM, VE], {"image": [FOUR]}, [[4, 4, 1]], 1),
+        ([IM, IM, T, VS, *[IM] * 4, VE, VS, *[IM] * 6, VE, IM], {"image": [FOUR, SIX]}, [[4, 4, 1], [10, 6, 1]], 3),
+        ([T, IM, IM, VID], {}, [], 3),
+        ([T, VID, VS, IM, VE], {"image": [ONE]}, [[3, 1, 1]], 1),
+        ([VS, VID, VID, VE, VS, IM, VE], {"image": [ONE], "video": [(2, 2, 2)]}, [[1, 2, 2], [5, 1, 1]], 0),
+    ],
+)
+def test_derived_where_there_is_one_way(ids, grids, found, spelled):
+    """M2 and M3: a spelled media token anchors nothing, where the lengths of runs and grids leave one choice."""
+    layout = sample_layout(ids, grids, adapter=QWEN)
+    assert runs(layout) == found and layout.num_spelled == spelled
+
+
+@pytest.mark.parametrize(
+    ("ids", "grids", "error", "said"),
+    [
+        ([T, VS, IM, IM, IM, IM, VE, IM, IM, IM, IM], [FOUR], AmbiguousMediaError, ["8 image tokens", "4 features"]),
+        ([T, IM, IM, IM, IM, IM], [FOUR], AmbiguousMediaError, ["5 image tokens", "4 features"]),
+        ([VS, IM, IM, IM, IM, IM, VE], [FOUR, ONE], AmbiguousMediaError, ["5 image tokens in 1 runs", "2 runs"]),
+        ([T, T], [FOUR], MediaMismatchError, ["0 image tokens", "4 features"]),
+        ([VS, IM, IM, IM, IM, VE], [FOUR, ONE], MediaMismatchError, ["4 image tokens", "5 features"]),
+        ([VS, IM, VE], [(1, 3, 2)], MediaMismatchError, ["(1, 3, 2)", "(1, 2, 2)"]),
+        ([VS, IM, VE], [(0, 2, 2)], MediaMismatchError, ["(0, 2, 2)"]),
+    ],
+)
+def test_refused_with_both_counts(ids, grids, error, said):
+    """M3 and M4."""
+    with pytest.raises(error) as caught:
+        sample_layout(ids, {"image": grids}, adapter=QWEN, where="rank 1, sample 'x'")
+    assert all(text in str(caught.value) for text in ["rank 1, sample 'x'", *said])
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "grids", "said"),
+    [
+        ([T, IM, IM, T], [0, 1, 1, 0], {"image": [FOUR]}, ["2 image tokens", "4 features"]),
+        ([T, IM, T], [0, 1, 0], {}, ["1 image tokens", "0 features"]),
+        ([T, T, T], [0, 1, 0], {"image": [ONE]}, ["token 1", f"id is {T}", str(IM)]),
+        ([T, VID, T], [0, 1, 0], {"image": [ONE]}, ["typed as image", str(VID)]),
+        ([T, IM, T], [0, 0, 0], {"image": [ONE]}, ["0 image tokens", "1 features"]),
+        ([T, IM, IM, T], [0, 1, 1, 0], {"image": [ONE, ONE]}, ["2 image tokens in 1 runs", "2 runs"]),
+        ([T, IM, T], [0, 1], {"image": [ONE]}, ["2 mm_token_type_ids", "3 input_ids"]),
+        ([T, IM, T], [0, 3, 0], {}, ["[3]", "[0, 1, 2]"]),
+        ([T, IM, T], [0, 0, 0], {"audio": [(4, 1, 1)]}, ["1 audio items", "has no audio"]),
+    ],
+)
+def test_explicit_types_must_match_grids_and_ids(ids, types, grids, said):
+    with pytest.raises(MediaMismatchError) as caught:
+        sample_layout(ids, grids, None, types, adapter=QWEN)
+    assert all(text in str(caught.value) for text in said)
+
+
+def test_explicit_types_tell_spelled_tokens_of_the_same_length():
+    """M3 with types: two runs of four tokens, and the types say which is the image."""
+    layout = sample_layout([IM] * 4 + [T, VS] + [IM] * 4 + [VE], {"image": [FOUR]}, None, [0] * 6 + [1] * 4 + [0], adapter=QWEN)
+    assert runs(layout) == [[6, 4, 1]] and layout.num_spelled == 4
+
+
+def test_a_video_is_a_run_per_frame_where_timestamps_part_them():
+    ids = [T, VS, VID, VID, VE, T, T, VS, VID, VID, VE]
+    layout = sample_layout(ids, {"video": [(2, 2, 4)]}, adapter=QWEN3)
+    assert layout.runs.tolist() == [[2, 2, 2, 1, 2, 4], [8, 2, 2, 1, 2, 4]]
+
+
+def test_shared_token_is_told_by_the_video_markers():
+    """GLM-4V anchors images and frames with one token; frames stand between video markers."""
+    image, start, end, video_start, video_end = 151343, 151339, 151340, 151341, 151342
+    ids = [start, image, end, video_start, start, image, end, T, start, image, end, video_end]
+    layout = sample_layout(ids, {"image": [ONE], "video": [(2, 2, 2)]}, adapter=GLM)
+    assert runs(layout) == [[1, 1, 1], [5, 1, 2], [9, 1, 2]] and layout.num_spelled == 0
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(None, [0, 1, 1]), ([0.5, 2.0], [0, 0.5, 2.0])])
+def test_seconds_follow_their_videos(seconds, found):
+    ids = [IM, T, VID, VID, T, VID]
+    grids = {"image": [ONE], "video": [(2, 2, 2), (1, 2, 2)]}
+    assert sample_layout(ids, grids, seconds, adapter=adapter_for("qwen2_5_vl")).seconds.tolist() == found
+
+
+def test_seconds_of_another_number_than_videos():
+    with pytest.raises(MediaMismatchError, match="1 values of seconds per grid for 2 videos"):
+        sample_layout([VID, T, VID], {"video": [ONE, ONE]}, [1.0], adapter=adapter_for("qwen2_5_vl"))

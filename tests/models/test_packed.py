@@ -1,0 +1,136 @@
+"""A pack computes what its samples compute alone: logits and gradients, with the real transformers classes in fp64.
+
+The reference is the stock model on each sample, unpacked, with the positions that it derives itself.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evenpack.collate import pack_samples
+from evenpack.core import SpelledMediaTokenError
+from evenpack.models import adapter_for, prepare_model
+
+from . import tiny
+
+pytest.importorskip("transformers")
+
+# Gated DeltaNet computes its chunks in fp32 whatever the model's dtype, and padding changes the size of a chunk.
+FP32_INSIDE = ("qwen3_5", "qwen3_5_moe")
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def pair(request) -> tuple[str, Any, Any]:
+    """A family's stock model, and one with the same weights that was prepared for packs."""
+    stock, prepared = tiny.tiny_model(request.param), tiny.tiny_model(request.param)
+    return request.param, stock, prepare_model(prepared)
+
+
+def samples_for(adapter, seed: int = 0, media: tuple[int, ...] = (2, 0, 3, 1)) -> list[dict[str, Any]]:
+    """Return raw samples; one has all of the family's modalities."""
+    rng = np.random.default_rng(seed)
+    raws = [tiny.random_sample(rng, adapter, media=count, sides=2, pixels=True) for count in media]
+    while not all(any(f"{name}_grid_thw" in raw for raw in raws) for name in adapter.media_tokens):
+        raws.append(tiny.random_sample(rng, adapter, media=3, sides=2, pixels=True))
+    return raws
+
+
+def alone(model, raw: dict[str, Any]) -> torch.Tensor:
+    """Return a stock model's logits [L, V] of one sample, called as its users call it."""
+    rows = {name: raw[name][None] for name in ("input_ids", "mm_token_type_ids")}
+    return model(**{name: value for name, value in raw.items() if name not in rows}, **rows, use_cache=False).logits[0]
+
+
+def packed(model, raws: list[dict[str, Any]], adapter, **settings) -> list[torch.Tensor]:
+    """Return a prepared model's logits of each sample of a pack."""
+    batch = pack_samples(raws, adapter=adapter, **settings)
+    logits = model(**batch.forward_kwargs(model)).logits[0]
+    starts = batch.cu_seqlens_q_padded.tolist()
+    return [logits[start : start + len(raw["input_ids"])] for start, raw in zip(starts, raws, strict=False)]
+
+
+def score(logits: list[torch.Tensor]) -> torch.Tensor:
+    """Return a loss with a different weight at every logit, so that no error cancels."""
+    generator = torch.Generator().manual_seed(7)
+    return sum((part * torch.randn(part.shape, generator=generator, dtype=part.dtype)).sum() for part in logits)
+
+
+def gradients(model, logits: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    score(logits).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def largest(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    return max(float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"align": 8, "pack_align": 64}], ids=["dense", "padded"])
+def test_logits_and_gradients(pair, settings):
+    family, stock, prepared = pair
+    adapter = adapter_for(stock.config)
+    raws = samples_for(adapter)
+    if adapter.shares_token:  # a stock GLM cannot run images and videos in one row, and neither can the reference
+        raws = [raw for raw in raws if not {"image_grid_thw", "video_grid_thw"} <= set(raw)]
+    want, got = [alone(stock, raw) for raw in raws], packed(prepared, raws, adapter, **settings)
+    assert largest(want, got) <= (1e-5 if family in FP32_INSIDE else 1e-12)
+
+    expected, actual = gradients(stock, want), gradients(prepared, got)
+    assert expected.keys() == actual.keys() and any("visual" in name for name in expected)
+    scale = max(float(g.abs().max()) for g in expected.values())
+    error = largest(list(expected.values()), list(actual.values())) / scale
+    assert error <= (1e-5 if family in FP32_INSIDE else 1e-10)
+
+
+def test_a_planted_leak_is_seen(pair, monkeypatch):
+    """Boundaries of the whole row instead of each segment, in the attention or in the recurrent layers, change the logits."""
+    family, _, prepared = pair
+    adapter = adapter_for(prepared.config)
+    raws = samples_for(adapter)
+    batch = pack_samples(raws, adapter=adapter)
+    arguments = batch.forward_kwargs(prepared)
+    with torch.no_grad():
+        want = prepared(**arguments).logits
+        whole = arguments | {"cu_seq_lens_q": torch.tensor([0, batch.total_tokens], dtype=torch.int32)}
+        assert float((prepared(**whole).logits - want).abs().max()) > 1e-3
+        if family in FP32_INSIDE:
+            layer = prepared.model.language_model.layers[0].linear_attn
+            hidden = torch.randn(1, batch.total_tokens, 32, dtype=torch.float64)
+            leak = layer(hidden) - layer(hidden, cu_seq_lens_q=arguments["cu_seq_lens_q"])
+            first = int(batch.cu_seqlens_q[1])
+            assert float(leak[:, :first].abs().max()) < 1e-6 and float(leak[:, first:].abs().max()) > 1e-3
+
+
+def test_spelled_media_token_keeps_its_own_embedding(pair):
+    """M2: a text that spells the image token, beside a real image. Stock models go by ids alone and are refused."""
+    family, stock, prepared = pair
+    adapter = adapter_for(stock.config)
+    rng = np.random.default_rng(3)
+    image, start, end = adapter.media_tokens["image"], adapter.vision_start, adapter.vision_end
+    spelled = {"input_ids": torch.tensor([5, image, image, 6, 7])}
+    real = {
+        "input_ids": torch.tensor([9, start, image, end, 8]),
+        "mm_token_type_ids": torch.tensor([0, 0, 1, 0, 0]),
+        "image_grid_thw": torch.tensor([[1, 2, 2]]),
+        "pixel_values": torch.from_numpy(rng.standard_normal((4, adapter.patch_dim))),
+    }
+    batch = pack_samples([spelled, real], adapter=adapter)
+    assert batch.media_token_validity_mask[0].tolist() == [False] * 7 + [True] + [False] * 2
+    with pytest.raises((SpelledMediaTokenError, ValueError), match=r"spells a media token|ignores segment"):
+        batch.forward_kwargs(stock)
+    got = prepared(**batch.forward_kwargs(prepared)).logits[0]
+    ids = spelled["input_ids"][None]
+    text_only = stock.model.language_model(inputs_embeds=stock.get_input_embeddings()(ids), use_cache=False)
+    want = [stock.lm_head(text_only.last_hidden_state)[0], alone(stock, real)]
+    assert largest(want, [got[:5], got[5:]]) <= (1e-5 if family in FP32_INSIDE else 1e-12)
+
+
+def test_glm_images_and_videos_in_one_row():
+    """GLM-4V writes the image token inside videos too, so a stock model refuses a row of both; a prepared one runs it."""
+    stock, prepared = tiny.tiny_model("glm4v"), prepare_model(tiny.tiny_model("glm4v"))
+    adapter = adapter_for(stock.config)
+    raws = samples_for(adapter, seed=1, media=(1,) * 8)
+    assert {"image_grid_thw", "video_grid_thw"} <= set().union(*raws)
+    assert largest([alone(stock, raw) for raw in raws], packed(prepared, raws, adapter)) <= 1e-12
