@@ -18,7 +18,7 @@ DOCUMENT_SHARE = (0.05, 0.20)
 PHOTO_SHARE = 0.10
 #: Digits per example, drawn uniformly.
 DIGIT_COUNTS = (1, 1, 1, 2)
-#: Documents are cut here; together with its question, the longest one stays under 1100 tokens.
+#: Documents are cut here; together with its question, the longest one has about 1300 tokens.
 MAX_CHARACTERS = 2000
 
 _DIGIT_QUESTIONS = ("Which digits?", "Read the digits.", "What is written here?")

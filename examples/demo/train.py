@@ -24,8 +24,8 @@ from .report import write_report
 from .run import make_parser
 from .tokenizer import shared_tokenizer
 
-#: Capacity of a pack. The longest document of the data has about 1100 tokens.
-MAX_TOKENS = 1280
+#: Capacity of a pack. The longest document of the data has about 1300 tokens.
+MAX_TOKENS = 1536
 SAMPLES_PER_STEP = 12
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 10
