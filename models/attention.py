@@ -80,10 +80,10 @@ def varlen_attention(
         raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute {unsupported}, which {type(module).__name__} uses")
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     lengths = segment_lengths(query, attention_mask, cu_seq_lens_q, position_ids, causal)
-    outputs = [
-        attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window)
-        for q, k, v in zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True)
-    ]
+    parts = [(query, key, value)]
+    if lengths is not None:
+        parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
+    outputs = [attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window) for q, k, v in parts]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2).contiguous(), None
 
@@ -94,18 +94,18 @@ def segment_lengths(
     boundaries: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     causal: bool,
-) -> list[int]:
-    """Return the segments' lengths, one for a row that is not packed."""
+) -> list[int] | None:
+    """Return the segments' lengths, None for a batch that is not packed."""
     size = query.shape[2]
     if boundaries is None:
         if attention_mask is None and restarts(position_ids):
             raise UnsafeModelError("position ids restart inside the row, but cu_seq_lens_q is not given: segments would mix")
-        return [size]
+        return None
     lengths = lengths_of(boundaries)
     if sum(lengths) == size and query.shape[0] == 1 and attention_mask is None:
         return lengths
     if not causal:
-        return [size]  # boundaries of the text row that some versions hand on to the vision tower, which splits its own
+        return None  # boundaries of the text row that some versions hand on to the vision tower, which splits its own
     raise UnsafeModelError(
         f"boundaries of {sum(lengths)} tokens for a batch of {query.shape[0]} rows of {size} tokens"
         f"{'' if attention_mask is None else ' with an attention mask'}"
@@ -113,10 +113,13 @@ def segment_lengths(
 
 
 def lengths_of(boundaries: torch.Tensor) -> list[int]:
-    """Return the segments' lengths; kept on the tensor, so that all layers together cost one copy to the host."""
+    """Return the lengths of the segments that are not empty.
+
+    They are kept on the tensor, so that all layers together cost one copy to the host.
+    """
     lengths: list[int] | None = getattr(boundaries, "_evenpack_lengths", None)
     if lengths is None:
-        lengths = boundaries.diff().tolist()
+        lengths = [length for length in boundaries.diff().tolist() if length]
         boundaries._evenpack_lengths = lengths  # type: ignore[attr-defined]
     return lengths
 

@@ -45,7 +45,7 @@ class Isolated:
         if hidden_states.shape[0] != 1 or sum(lengths) != hidden_states.shape[1]:
             raise UnsafeModelError(f"boundaries of {sum(lengths)} tokens for hidden states {tuple(hidden_states.shape)}")
         alone = {name: value for name, value in kwargs.items() if name not in VARLEN}
-        parts = torch.split(hidden_states, [length for length in lengths if length], dim=1)
+        parts = torch.split(hidden_states, lengths, dim=1)
         return torch.cat([run(part, **alone) for part in parts], dim=1)
 
 
