@@ -94,19 +94,20 @@ def mrope_positions(
     first = np.searchsorted(starts, cu[:-1])
     base = cu[segment] - total[first][segment]
     positions = np.empty((3, int(cu[-1])), np.int64)
-    positions[:] = lagged(cu, starts + sizes, base + total[1:])
+    fill_text(positions, cu, starts + sizes, base + total[1:])
     fill_runs(positions, runs, seconds, (starts - base - total[:-1]).tolist(), adapter)
     return positions
 
 
-def lagged(cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """Return index minus lag, int64 [T]: the lag is `cu[s]` from a segment's start on, and `lags[k]` from `ends[k]` on."""
+def fill_text(positions: np.ndarray, cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> None:
+    """Write index minus lag on all axes: the lag is `cu[s]` from a segment's start on, and `lags[k]` from `ends[k]` on."""
     inside = ~np.isin(ends, cu)  # no text follows a run that ends with its segment
     points = np.concatenate((cu[:-1], ends[inside]))
     order = np.argsort(points, kind="stable")
     values = np.concatenate((cu[:-1], lags[inside]))[order]
-    row: np.ndarray = np.arange(cu[-1]) - np.repeat(values, np.diff(points[order], append=cu[-1]))
-    return row
+    lag = np.repeat(values, np.diff(points[order], append=cu[-1]))
+    np.subtract(np.arange(cu[-1]), lag, out=positions[0])
+    positions[1:] = positions[0]
 
 
 def advances(runs: np.ndarray, seconds: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
