@@ -62,6 +62,7 @@ class Describer:
         self._cost = cost
         self._rank = rank
         self._oversize = config.oversize
+        self._budget = config.tokens_per_step
         self._by_sample = config.loss_average == "sample"
         self._align = config.segment_align(cp_size)
         self.capacity = segment_limit(config, cp_size)
@@ -109,6 +110,8 @@ class Describer:
         return np.zeros(0, self._row_dtype)
 
     def _fit(self, sample: Sample, where: str) -> Sample | None:
+        if self._budget is not None and sample.num_tokens > self._budget:
+            raise OversizeSampleError(f"{where}: {sample.num_tokens} tokens exceed tokens_per_step={self._budget}")
         padded = -(-sample.num_tokens // self._align) * self._align
         if padded <= self.capacity:
             return sample

@@ -7,9 +7,9 @@ from ..core import OversizeSampleError
 from .describe import Described
 from .plan import PlanConfig, SampleTable, StepPlan
 from .plan.fixed import plan_fixed
+from .rows import MEDIA_MASK
 
-#: Bits of a row's `media` above which the number of its list is kept.
-_SHIFT = 8
+_SHIFT = MEDIA_MASK.bit_length()
 
 
 def stamp_list(item: Described, index: int) -> Described:
@@ -31,7 +31,6 @@ def plan_lists(table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, co
     Raises:
         OversizeSampleError: a list above the capacity of a pack.
     """
-    table = msgspec.structs.replace(table, media=table.media & ((1 << _SHIFT) - 1))
     plan = plan_fixed(table, table.home, microbatch, num_ranks=num_ranks, config=config, cp_size=cp_size)
     limit = config.max_tokens * cp_size
     over = np.argwhere(plan.padded > limit)

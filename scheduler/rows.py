@@ -12,6 +12,9 @@ from .plan import SampleTable
 #: Tensor fields of free dtype whose dtype the header carries; more than any family declares.
 MAX_FREE_DTYPES = 16
 
+#: Bits of a row's `media` that are modalities; above them lies the number of its list (`scheduler.lists`).
+MEDIA_MASK = 0xFF
+
 HEADER = np.dtype(
     [
         ("version", "<u4"),  # first, so that any version can read it
@@ -124,7 +127,7 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
             padded=-(-tokens // align) * align,
             nbytes=self.rows["nbytes"].astype(np.int64),
             home=self.home,
-            media=self.rows["media"].astype(np.int64),
+            media=(self.rows["media"] & MEDIA_MASK).astype(np.int64),
             loss_tokens=self.rows["loss_tokens"].astype(np.int64),
             cost=self.rows["cost"].astype(np.int64),
         )

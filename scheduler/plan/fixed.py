@@ -23,7 +23,7 @@ def plan_fixed(
         cp_size: context-parallel size.
     """
     assert config.num_microbatches is not None
-    problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size)
+    problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=None, peers=None)
     kept = problem.kept
     carried = media.carried(problem, rank[kept], microbatch[kept], config.num_microbatches)
     total = int(problem.weight.sum())

@@ -1,0 +1,60 @@
+"""What a build contains and what importing it does."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("core", "models", "collate", "scheduler", "integrations", "cli")
+
+
+def python(code, **environment):
+    """Run code in a fresh interpreter at the project's root."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_bare_names_are_refused(folder):
+    result = python(f"import {folder}")
+    assert result.returncode != 0
+    assert f"ImportError: import this folder as evenpack.{folder}" in result.stderr
+
+
+def test_optional_frameworks_are_imported_lazily():
+    code = f"""
+import importlib, sys
+for folder in {FOLDERS}:
+    importlib.import_module("evenpack." + folder)
+print([name for name in ("megatron", "transformer_engine", "transformers") if name in sys.modules])
+"""
+    result = python(code)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_each_class_exists_once():
+    code = """
+from evenpack.scheduler import PlanConfig, SampleTable
+import evenpack.scheduler.plan as plan
+assert plan.PlanConfig is PlanConfig and plan.SampleTable is SampleTable
+assert PlanConfig.__module__ == "evenpack.scheduler.plan.config", PlanConfig.__module__
+"""
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_wheel_holds_the_package_alone(tmp_path):
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"evenpack"}
+    assert {name.split("/")[1] for name in names if name.startswith("evenpack/")} >= {*FOLDERS, "__init__.py", "py.typed"}
+    for folder in FOLDERS:
+        sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
+        assert sources == {name.removeprefix("evenpack/") for name in names if name.startswith(f"evenpack/{folder}/")}

@@ -1,0 +1,132 @@
+"""Blocks: what travels comes back the same, and nothing else is accepted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpack.core import CorruptBlockError, Sample, SampleLayout
+from evenpack.core.fields import TENSOR_DTYPES, dtype_of
+from evenpack.scheduler.blocks import ALIGN, Block, read_block
+from evenpack.scheduler.checksum import checksum
+
+
+def sample_of(values, *, shifted=False, sample_id="s", runs=(), seconds=()):
+    """Return a sample with any values; blocks do not look into them."""
+    layout = SampleLayout(
+        num_tokens=5,
+        runs=np.array(runs, np.int64).reshape(-1, 6),
+        seconds=np.array(seconds, np.float32),
+        num_spelled=2,
+    )
+    return Sample(values=values, layout=layout, shifted=shifted, sample_id=sample_id)
+
+
+def written(sample, row=3, digest=77):
+    """Return a sample's block."""
+    block = Block.of(sample)
+    buffer = torch.zeros(block.nbytes, dtype=torch.uint8)
+    block.write(buffer.numpy(), row=row, digest=digest)
+    return buffer
+
+
+def tensors():
+    """Return tensors of every dtype and of unusual shapes."""
+    shapes = [(5,), (3, 1, 8), (0, 3), (), (16, 11)]
+    for number, name in enumerate(TENSOR_DTYPES):
+        shape = shapes[number % len(shapes)]
+        raw = torch.randint(0, 2, (*shape, dtype_of(name).itemsize), dtype=torch.uint8)
+        yield name, raw.reshape(-1).view(dtype_of(name)).reshape(shape)
+
+
+def same(a, b):
+    """Return whether two values are equal bit for bit."""
+    if isinstance(a, torch.Tensor):
+        raw = [value.contiguous().reshape(-1).view(torch.uint8) for value in (a, b) if value.numel()]
+        return a.dtype == b.dtype and a.shape == b.shape and (not raw or torch.equal(*raw))
+    return a == b and type(a) is type(b)
+
+
+@pytest.mark.parametrize("sample_id", [None, "a name", "\N{SNOWMAN}", 7, -(2**40)])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_every_dtype_and_shape_travels(sample_id, shifted):
+    values = {**dict(tensors()), "note": "text \N{SNOWMAN}", "rank": 3, "nothing": None, "share": 0.25}
+    sample = sample_of(values, shifted=shifted, sample_id=sample_id, runs=[[0, 4, 1, 1, 4, 4]], seconds=[0.5])
+    got = read_block(written(sample), row=3, digest=77)
+    assert got.sample_id == sample_id and got.shifted == shifted
+    assert got.layout.runs.tolist() == [[0, 4, 1, 1, 4, 4]] and got.layout.seconds.tolist() == [0.5]
+    assert (got.layout.num_tokens, got.layout.num_spelled) == (5, 2)
+    assert list(got.values) == [
+        *(name for name in values if isinstance(values[name], torch.Tensor)),
+        "note",
+        "rank",
+        "nothing",
+        "share",
+    ]
+    assert all(same(got.values[name], value) for name, value in values.items())
+
+
+def test_tensors_of_a_received_block_are_views():
+    buffer = written(sample_of({"input_ids": torch.arange(5)}))
+    got = read_block(buffer)
+    assert got.tensor("input_ids").untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+
+
+def test_tensors_that_are_not_contiguous_travel():
+    values = {"a": torch.arange(12).reshape(3, 4).T, "b": torch.arange(10)[::2]}
+    got = read_block(written(sample_of(values)))
+    assert all(torch.equal(got.tensor(name), value) for name, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda b: b[:32], "at least"),
+        (lambda b: b[:-16], "arrived"),
+        (lambda b: torch.cat([b, b.new_zeros(16)]), "arrived"),
+        (lambda b: torch.cat([b.new_tensor([0]), b[1:]]), "starts with"),
+        (lambda b: torch.cat([b[:4], b.new_tensor([9]), b[5:]]), "wire version 9, this is version 1"),
+        (lambda b: torch.cat([b[:-1], b[-1:] ^ 1]), "checksum"),
+        (lambda b: torch.cat([b[:9], b.new_tensor([255]), b[10:]]), "header says"),
+    ],
+)
+def test_a_changed_block_is_refused_by_name(change, text):
+    with pytest.raises(CorruptBlockError, match=text):
+        read_block(change(written(sample_of({"input_ids": torch.arange(5)}))).clone())
+
+
+@pytest.mark.parametrize(("row", "digest", "text"), [(4, 77, "row 3 of the step, expected row 4"), (3, 78, "belongs to plan")])
+def test_a_block_of_another_plan_is_refused(row, digest, text):
+    with pytest.raises(CorruptBlockError, match=text):
+        read_block(written(sample_of({"input_ids": torch.arange(5)})), row=row, digest=digest)
+
+
+def resealed(raw):
+    """Give a mutated block a checksum that fits, so that the reader goes on to parse it."""
+    raw[32:40] = 0
+    raw[32:40].view(np.uint64)[0] = checksum(raw)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_mutated_blocks_give_a_named_error_or_a_sample(data):
+    """Also where the checksum fits by design of an attacker: never a crash, never more memory than the block."""
+    sample = sample_of({"input_ids": torch.arange(5), "pixels": torch.ones(4, 3)}, runs=[[0, 4, 1, 1, 4, 4]], seconds=[0.0])
+    buffer = written(sample)
+    raw = buffer.numpy()
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        resealed(raw)
+    try:
+        got = read_block(buffer)
+    except CorruptBlockError:
+        return
+    total = sum(value.numel() * value.element_size() for value in got.values.values() if isinstance(value, torch.Tensor))
+    assert total <= len(raw)
+
+
+def test_sizes_are_aligned():
+    block = Block.of(sample_of({"input_ids": torch.arange(5), "flag": torch.ones(3, dtype=torch.bool)}))
+    assert block.nbytes % ALIGN == 0
