@@ -159,7 +159,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return per-token results sample by sample, without padding, dummies and tail.
 
         Args:
-            values: a tensor with one axis of T entries: `[1, T, ...]`, `[T, ...]`, or `[..., T]`.
+            values: a tensor with one axis of T entries: `[1, T, ...]`, `[..., 1, T]`, `[T, ...]` or `[..., T]`.
             axis: the axis of tokens; None finds it in that order. A batch axis of 1 right before it is removed.
 
         Returns:
@@ -203,7 +203,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return shard_pack(self, cp_rank, cp_size, self.adapter.cp_slicing if slicing is None else slicing)
 
     def local(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what this rank computes of per-token values of the whole row, `[1, T, ...]` or `[..., T]`.
+        """Return what this rank computes of per-token values of the whole row (axes as for `unpack`).
 
         Values that have the rank's length already, and values of a whole pack, are returned as they are.
         """

@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from .batch import PackedBatch
 
 Stage = Literal["first", "middle", "last"]
-MASK = "media_token_validity_mask"
+TYPES, MASK = "mm_token_type_ids", "media_token_validity_mask"
+#: Attributes of a pack that a model may name in its signature.
+BOUNDARIES = (
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded",
+    "max_seqlen_q",
+    "max_seqlen_kv",
+    "segment_ids",
+    "media_feature_index",
+)
 #: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
 REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
 
@@ -37,6 +48,8 @@ def refuse(batch: "PackedBatch", model: nn.Module, inner: Any, names: set[str]) 
     if getattr(inner, "packs_internally", False) or names & REPACKING:
         raise NotImplementedError(f"{name} packs by itself: the boundaries and masks of this pack would no longer fit")
     check_model(model)
+    if is_megatron_module(inner) and "packed_seq_params" not in names:
+        raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")
     check_config(batch.adapter, getattr(inner, "config", None))
     if batch.num_spelled and MASK not in names:
         raise SpelledMediaTokenError(
@@ -50,13 +63,33 @@ def refuse(batch: "PackedBatch", model: nn.Module, inner: Any, names: set[str]) 
 
 
 def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
-    """Return what every transformers model may get: varlen attention over padded boundaries, and no cache.
+    """Return what a transformers model may get: varlen attention over padded boundaries, and no cache.
 
-    Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
     `labels` and `shift_labels` stay out: under the first name the model would shift once more.
     """
+    return {**common_arguments(batch), **varlen_arguments(batch)}
+
+
+def other_arguments(batch: "PackedBatch", inner: nn.Module, names: set[str]) -> dict[str, Any]:
+    """Return what another model may get: the pack's attributes under their own names.
+
+    `labels` are given only where the name means shifted ones: to Megatron-Core's modules, and where the adapter says so.
+    """
+    offered = {**common_arguments(batch), **varlen_arguments(batch), **{name: getattr(batch, name) for name in BOUNDARIES}}
+    offered |= {"shift_labels": batch.labels, "loss_mask": batch.loss_mask}
+    if "packed_seq_params" in names:
+        offered["packed_seq_params"] = batch.packed_seq_params()
+    if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:
+        offered["labels"] = batch.labels
+    return offered
+
+
+def varlen_arguments(batch: "PackedBatch") -> dict[str, Any]:
+    """Return the attention arguments of transformers.
+
+    Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
+    """
     return {
-        **common_arguments(batch),
         "cu_seq_lens_q": batch.cu_seqlens_q_padded,
         "cu_seq_lens_k": batch.cu_seqlens_kv_padded,
         "max_length_q": batch.max_seqlen_q,
@@ -65,23 +98,10 @@ def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
     }
 
 
-def other_arguments(batch: "PackedBatch", inner: nn.Module, names: set[str]) -> dict[str, Any]:
-    """Return what other models may get; targets only where the name means shifted ones: Megatron modules, declared names."""
-    offered = {**common_arguments(batch), "use_cache": False}
-    if "packed_seq_params" in names:
-        offered["packed_seq_params"] = batch.packed_seq_params()
-    if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:
-        offered |= {"labels": batch.labels, "loss_mask": batch.loss_mask}
-    if "shift_labels" in names:
-        offered["shift_labels"] = batch.labels
-    if "loss_mask" in names:
-        offered["loss_mask"] = batch.loss_mask
-    return offered
-
-
 def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
     """Return the arguments under names that mean the same everywhere."""
     further = {**batch.media, **batch.token_fields, **batch.sample_fields}
+    types = {TYPES: batch.mm_token_type_ids} if TYPES in batch.adapter.fields else {}
     return {
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,
@@ -89,9 +109,8 @@ def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
         "padding_mask": batch.padding_mask,
         MASK: batch.media_token_validity_mask,
         "seq_idx": batch.seq_idx,
-        "media_feature_index": batch.media_feature_index,
         **{name: value for name, value in further.items() if batch.adapter.fields[name].to_model},
-        **({"mm_token_type_ids": batch.mm_token_type_ids} if "mm_token_type_ids" in batch.adapter.fields else {}),
+        **types,
     }
 
 

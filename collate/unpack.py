@@ -20,17 +20,19 @@ def unpack_tokens(values: torch.Tensor, bounds: Boundaries, num_samples: int, ax
 
 
 def token_axis(values: torch.Tensor, total: int) -> int:
-    """Return the axis of tokens of `[1, T, ...]`, `[T, ...]` or `[..., T]`, looked for in that order.
+    """Return the axis of tokens of `[1, T, ...]`, `[..., 1, T]`, `[T, ...]` or `[..., T]`, looked for in that order.
 
     Raises:
-        ValueError: none of the three; a shard's results are shorter than the pack.
+        ValueError: none of the four; a shard's results are shorter than the pack.
     """
     shape = tuple(values.shape)
-    if len(shape) > 1 and shape[0] == 1 and shape[1] == total:
+    if shape[:2] == (1, total):
         return 1
-    if shape and shape[0] == total:
+    if shape[-2:] == (1, total):  # positions [3, 1, T], also where T is 3
+        return len(shape) - 1
+    if shape[:1] == (total,):
         return 0
-    if shape and shape[-1] == total:
+    if shape[-1:] == (total,):
         return len(shape) - 1
     raise ValueError(f"no axis of {total} tokens in a tensor of shape {list(shape)}; put the results of shards together first")
 
