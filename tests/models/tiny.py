@@ -102,6 +102,32 @@ def glm4v() -> tuple[str, dict[str, Any]]:
     return "Glm4v", {"text_config": DENSE | {"rope_parameters": rope}, "vision_config": vision, **GLM_IDS}
 
 
+def glm4v_moe() -> tuple[str, dict[str, Any]]:
+    _, settings = glm4v()
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    return "Glm4vMoe", settings | {"text_config": settings["text_config"] | experts}
+
+
+def ernie4_5_vl_moe() -> tuple[str, dict[str, Any]]:
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [16, 8], "moe_num_shared_experts": 1}
+    vision = {**PATCH, "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+    return "Ernie4_5_VLMoe", {"text_config": DENSE | {"rope_parameters": MROPE} | experts, "vision_config": vision, **GLM_IDS}
+
+
+def paddleocr_vl() -> tuple[str, dict[str, Any]]:
+    vision = {
+        **PATCH,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+    }
+    text = DENSE | {"head_dim": 8, "rope_parameters": MROPE}
+    return "PaddleOCRVL", {"text_config": text, "vision_config": vision, **IDS}
+
+
+#: The families whose packs are compared with single samples, logits and gradients, by name.
 FAMILIES: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
@@ -110,6 +136,9 @@ FAMILIES: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": lambda: qwen3_5(moe=True),
     "glm4v": glm4v,
+    "glm4v_moe": glm4v_moe,
+    "ernie4_5_vl_moe": ernie4_5_vl_moe,
+    "paddleocr_vl": paddleocr_vl,
 }
 
 
@@ -161,7 +190,18 @@ def random_sample(
         more = text(rng, 0, 8)
         ids, types = ids + more, types + [0] * len(more)
     raw: dict[str, Any] = {"input_ids": torch.tensor(ids), "mm_token_type_ids": torch.tensor(types)}
+    if "moe_mm_token_type_ids" in adapter.fields:
+        raw["moe_mm_token_type_ids"] = routing_types(raw["input_ids"], raw["mm_token_type_ids"], adapter)
     return raw | media_fields(rng, grids, adapter, pixels)
+
+
+def routing_types(ids: torch.Tensor, types: torch.Tensor, adapter: ModelAdapter) -> torch.Tensor:
+    """Return ERNIE's type ids for the router: markers count as media."""
+    routed = types.clone()
+    for code, name in ((1, "image"), (2, "video")):
+        before, after = adapter.brackets(name)
+        routed[torch.isin(ids, torch.tensor([*before, *after]))] = code
+    return routed
 
 
 def text(rng: np.random.Generator, least: int, most: int) -> list[int]:
