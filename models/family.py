@@ -18,12 +18,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         paths: adapter attribute to the dotted path of its value in a config. `media_tokens.image` names one entry of a
             mapping. A value that a config does not have, or has as None, keeps the released constant.
         patch: dotted paths of the factors of `patch_dim` in a config; a factor that stands squared is named twice.
+        sizes: field to the dotted path of the first size of its rows.
     """
 
     adapter: ModelAdapter
     model_types: tuple[str, ...]
     paths: Mapping[str, str] = {}
     patch: tuple[str, ...] = ()
+    sizes: Mapping[str, str] = {}
 
 
 #: Where Qwen's configs, and those modelled on them, keep what an adapter needs.

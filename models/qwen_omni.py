@@ -18,6 +18,7 @@ OMNI_PATHS = {
     "audio_end": "audio_end_token_id",
     "tokens_per_second": "position_id_per_seconds",
 }
+OMNI_SIZES = {"input_features": "audio_config.num_mel_bins"}
 
 
 def omni_fields(patch_dim: int, mel: int = 128) -> FieldSet:
@@ -48,6 +49,7 @@ QWEN2_5_OMNI = Family(
     model_types=("qwen2_5_omni", "qwen2_5_omni_thinker"),
     paths=OMNI_PATHS,
     patch=QWEN2_VL.patch,
+    sizes=OMNI_SIZES,
 )
 
 QWEN3_OMNI_MOE = Family(
@@ -67,4 +69,5 @@ QWEN3_OMNI_MOE = Family(
     model_types=("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
     paths={**OMNI_PATHS, "audio_window": "audio_config.n_window"},
     patch=QWEN2_VL.patch,
+    sizes=OMNI_SIZES,
 )

@@ -9,7 +9,7 @@ import msgspec
 from ..core import FieldSet
 from .adapter import ModelAdapter
 from .ernie4_5_vl import ERNIE4_5_VL_MOE
-from .family import Family, adapter_value, config_values
+from .family import Family, adapter_value, config_values, lookup
 from .glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
 from .paddleocr_vl import PADDLEOCR_VL
 from .qwen2_5_vl import QWEN2_5_VL
@@ -98,7 +98,7 @@ def from_config(family: Family, config: Any) -> ModelAdapter:
     grids = {"image": (1, merge, merge), "video": (frames, merge, merge)}
     return msgspec.structs.replace(
         replaced,
-        fields=with_patch_dim(adapter.fields, adapter.patch_dim, replaced.patch_dim),
+        fields=with_sizes(with_patch_dim(adapter.fields, adapter.patch_dim, replaced.patch_dim), family, config),
         dummy_grids={modality: grids.get(modality, grid) for modality, grid in adapter.dummy_grids.items()},
     )
 
@@ -108,6 +108,15 @@ def with_patch_dim(fields: FieldSet, before: int, after: int) -> FieldSet:
     if before == after:
         return fields
     return FieldSet(tuple(msgspec.structs.replace(f, shape=resized(f.shape, before, after)) for f in fields))
+
+
+def with_sizes(fields: FieldSet, family: Family, config: Any) -> FieldSet:
+    """Return the fields with the sizes that a config says."""
+    sizes = {name: lookup(config, path) for name, path in family.sizes.items()}
+    known = (
+        msgspec.structs.replace(f, shape=(sizes[f.name], *(f.shape or ())[1:])) if sizes.get(f.name) else f for f in fields
+    )
+    return FieldSet(tuple(known))
 
 
 def resized(shape: tuple[int | None, ...] | None, before: int, after: int) -> tuple[int | None, ...] | None:

@@ -3,6 +3,7 @@
 The reference is the stock model on each sample, unpacked, with the positions that it derives itself.
 """
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from evenpack.collate import pack_samples
 from evenpack.core import SpelledMediaTokenError
 from evenpack.models import adapter_for, prepare_model
+from evenpack.models.items import media_grids
 
 from . import tiny
 
@@ -34,15 +36,16 @@ def samples_for(adapter, seed: int = 0, media: tuple[int, ...] = (2, 0, 3, 1)) -
     """Return raw samples; one has all of the family's modalities."""
     rng = np.random.default_rng(seed)
     raws = [tiny.random_sample(rng, adapter, media=count, sides=2, pixels=True) for count in media]
-    while not all(any(f"{name}_grid_thw" in raw for raw in raws) for name in adapter.media_tokens):
+    while not all(any(media_grids(raw, adapter).get(name) is not None for raw in raws) for name in adapter.media_tokens):
         raws.append(tiny.random_sample(rng, adapter, media=3, sides=2, pixels=True))
     return raws
 
 
 def alone(model, raw: dict[str, Any]) -> torch.Tensor:
     """Return a stock model's logits [L, V] of one sample, called as its users call it."""
-    rows = {name: value[None] for name, value in raw.items() if name.endswith("_ids")}
-    return model(**{name: value for name, value in raw.items() if name not in rows}, **rows, use_cache=False).logits[0]
+    taken = inspect.signature(model.forward).parameters
+    given = {name: value[None] if name.endswith("_ids") else value for name, value in raw.items() if name in taken}
+    return model(**given, attention_mask=torch.ones(1, len(raw["input_ids"]), dtype=torch.int64), use_cache=False).logits[0]
 
 
 def packed(model, raws: list[dict[str, Any]], adapter, **settings) -> list[torch.Tensor]:

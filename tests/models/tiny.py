@@ -25,6 +25,8 @@ GLM_IDS = {
     "video_start_token_id": 305,
     "video_end_token_id": 306,
 }
+#: Frames to which every clip is padded, as audio processors do.
+AUDIO_FRAMES = 240
 DENSE = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -127,6 +129,23 @@ def paddleocr_vl() -> tuple[str, dict[str, Any]]:
     return "PaddleOCRVL", {"text_config": text, "vision_config": vision, **IDS}
 
 
+def omni(name: str, text: dict[str, Any], vision: dict[str, Any], audio: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    ids = IDS | {"audio_token_id": 305, "audio_start_token_id": 306, "audio_end_token_id": 307}
+    heard = {"num_mel_bins": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 32}
+    return name, {"text_config": text, "vision_config": vision, "audio_config": heard | {"output_dim": 32} | audio, **ids}
+
+
+def qwen2_5_omni() -> tuple[str, dict[str, Any]]:
+    vision = {key: value for key, value in qwen2_5_vl()[1]["vision_config"].items() if key != "tokens_per_second"}
+    return omni("Qwen2_5OmniThinker", DENSE | {"rope_parameters": MROPE}, vision, {"n_window": 100})
+
+
+def qwen3_omni_moe() -> tuple[str, dict[str, Any]]:
+    settings = qwen3_vl(moe=True)[1]
+    audio = {"n_window": 50, "downsample_hidden_size": 16}
+    return omni("Qwen3OmniMoeThinker", settings["text_config"], settings["vision_config"], audio)
+
+
 #: The families whose packs are compared with single samples, logits and gradients, by name.
 FAMILIES: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "qwen2_vl": qwen2_vl,
@@ -139,6 +158,8 @@ FAMILIES: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "glm4v_moe": glm4v_moe,
     "ernie4_5_vl_moe": ernie4_5_vl_moe,
     "paddleocr_vl": paddleocr_vl,
+    "qwen2_5_omni": qwen2_5_omni,
+    "qwen3_omni_moe": qwen3_omni_moe,
 }
 
 
@@ -183,7 +204,9 @@ def random_sample(
     grids: dict[str, list[tuple[int, int, int]]] = {name: [] for name in adapter.media_tokens}
     for _ in range(int(rng.integers(0, 4)) if media is None else media):
         name = str(rng.choice(list(adapter.media_tokens)))
-        grid = random_grid(rng, name, adapter, sides)
+        # Qwen3-Omni's encoder pads the last window of a clip like the longest of its batch, unmasked before convolutions:
+        # clips shorter than a window (100 frames) come out differently in any batch, packed or not.
+        grid = random_grid(rng, name, adapter, sides, clip=100 if pixels else 4)
         grids[name].append(grid)
         for new, code in item(rng, name, grid, adapter):
             ids, types = ids + new, types + [code] * len(new)
@@ -209,10 +232,10 @@ def text(rng: np.random.Generator, least: int, most: int) -> list[int]:
     return rng.integers(1, TEXT_IDS, int(rng.integers(least, most))).tolist()
 
 
-def random_grid(rng: np.random.Generator, name: str, adapter: ModelAdapter, sides: int) -> tuple[int, int, int]:
-    """Return a random legal grid."""
+def random_grid(rng: np.random.Generator, name: str, adapter: ModelAdapter, sides: int, clip: int) -> tuple[int, int, int]:
+    """Return a random legal grid; a clip has at least `clip` frames."""
     if name == "audio":
-        return int(rng.integers(4, 400)), 1, 1
+        return int(rng.integers(clip, AUDIO_FRAMES)), 1, 1
     h, w = (adapter.merge_size * int(side) for side in rng.integers(1, sides + 1, 2))
     return adapter.temporal_merge * int(rng.integers(1, 4)) if name == "video" else 1, h, w
 
@@ -238,7 +261,12 @@ def media_fields(
     values: dict[str, torch.Tensor] = {}
     for name, items in grids.items():
         if items and name == "audio":
-            values["audio_feature_lengths"] = torch.tensor([frames for frames, _, _ in items])
+            frames = torch.tensor([frames for frames, _, _ in items])
+            values["audio_feature_lengths"] = frames
+            if pixels:
+                mel = adapter.fields["input_features"].shape[0]
+                values["feature_attention_mask"] = (torch.arange(AUDIO_FRAMES) < frames[:, None]).long()
+                values["input_features"] = torch.from_numpy(rng.standard_normal((len(items), mel, AUDIO_FRAMES)))
         elif items:
             values[f"{name}_grid_thw"] = torch.tensor(items)
             field = "pixel_values" if name == "image" else "pixel_values_videos"
