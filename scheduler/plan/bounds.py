@@ -1,37 +1,158 @@
-"""Lower bounds of the objective and of the bytes to move."""
+"""Lower bounds of the objective and of the bytes to move: the certificate of a plan.
+
+All bounds hold for every plan that meets the constraints, whatever capacity, phases or homes; docs/planner.md proves them.
+"""
 
 import numpy as np
 
+from . import kernels
 from .problem import Problem
 from .table import Ints
 
+#: Above this many samples the bin-packing bound of the makespan cannot beat the others by much, and is left out.
+MOST_FOR_BISECTION = 4096
 
-def fewest_bins(size: Ints, capacity: int, limit: int) -> int:
+
+def fewest_bins(size: Ints, capacity: int, limit: int = 2**31) -> int:
     """Packs that any packing needs at least (Martello and Toth's L2, and the limit on samples per pack).
 
     L2: for each threshold t <= C/2, samples above C - t stay alone, those in (C/2, C - t] open a pack each, and those in
     [t, C/2] fill what these leave.
+
+    Example:
+        >>> fewest_bins(np.array([6, 6, 6, 4, 4]), 10), fewest_bins(np.array([6, 6, 6, 5, 5]), 10)
+        (3, 4)
     """
     count = len(size)
     if count == 0:
         return 0
     ordered = np.sort(size)
     sums = np.concatenate([[0], np.cumsum(ordered)])
-    half = np.searchsorted(ordered, capacity // 2, "right")
+    half = int(np.searchsorted(ordered, capacity // 2, "right"))
     thresholds = np.concatenate([[0], ordered[:half]])
     first = np.searchsorted(ordered, thresholds, "left")
-    alone = np.searchsorted(ordered, capacity - thresholds, "right")
-    alone = np.maximum(alone, half)
-    large = count - half
+    alone = np.maximum(np.searchsorted(ordered, capacity - thresholds, "right"), half)
     medium_room = (alone - half) * capacity - (sums[alone] - sums[half])
     small = sums[half] - sums[first]
-    extra = np.maximum(-(-(small - medium_room) // capacity), 0)
-    return max(int((large + extra).max()), -(-count // limit), 1)
+    extra = np.maximum(-(-(small - medium_room) // max(capacity, 1)), 0)
+    return max(int((count - half + extra).max()), -(-count // limit), 1)
 
 
-def objective_bound(problem: Problem, num_microbatches: int) -> int:
-    """Lower bound of the objective without `microbatch_cost`, for plans with at most `num_microbatches`."""
-    total = int(problem.weight.sum())
-    if not len(problem.weight):
+def fewest_microbatches(problem: Problem) -> int:
+    """Micro-batches that any plan needs at least, before `microbatch_multiple`."""
+    return max(-(-fewest_bins(problem.size, problem.capacity, problem.limit) // problem.num_ranks), 1)
+
+
+def makespan(weight: Ints, num_ranks: int) -> int:
+    """Lower bound of the largest sum of a rank.
+
+    The mean; the heaviest sample; some rank holds k + 1 of the k R + 1 heaviest, so at least the k + 1 lightest of these;
+    and the least T for which packs of cost T need not be more than R.
+    """
+    count = len(weight)
+    if count == 0:
         return 0
-    return max(-(-total // problem.num_ranks), int(problem.weight.max()))
+    ordered = np.sort(weight)[::-1]
+    sums = np.concatenate([[0], np.cumsum(ordered)])
+    best = max(-(-int(sums[-1]) // num_ranks), int(ordered[0]))
+    k = np.arange(1, (count - 1) // num_ranks + 1)
+    if len(k):
+        best = max(best, int((sums[k * num_ranks + 1] - sums[k * num_ranks - k]).max()))
+    if num_ranks < count <= MOST_FOR_BISECTION and fewest_bins(weight, best) > num_ranks:
+        low, high = best, 2 * best
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fewest_bins(weight, middle) > num_ranks else (low, middle)
+        best = high
+    return best
+
+
+def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
+    """`[m]` least cost of the 1st, 2nd, ... costliest micro-batch, from where the heavy samples must go.
+
+    Args:
+        weight: `[N]`.
+        order: `[N]` samples, heaviest first.
+
+    The samples of weight t or more fill at least K(t) micro-batches by tokens, by number and since no two above half the
+    capacity share a pack; so the K(t)-th costliest micro-batch costs at least t.
+    """
+    size = problem.size[order]
+    capacity, ranks = problem.capacity, problem.num_ranks
+    packs = np.maximum(-(-np.cumsum(size) // capacity), np.cumsum(2 * size > capacity))
+    packs = np.maximum(packs, -(-np.arange(1, len(size) + 1) // problem.limit))
+    steps = -(-packs // ranks)
+    # The first sample at which the count reaches m carries the bound of micro-batch m.
+    first = np.searchsorted(steps, np.arange(1, int(steps[-1]) + 1), "left")
+    found: Ints = weight[order][first]
+    return found
+
+
+def sum_of_largest(weight: Ints, problem: Problem) -> int:
+    """Lower bound of the sum over micro-batches of the largest cost among ranks, for one phase.
+
+    Any k micro-batches hold k R C tokens, so at most the work V(k R C) of a fractional knapsack; the others share the rest
+    evenly at best. The k costliest cost at least the first k stairs.
+    """
+    if len(weight) == 0 or not weight.any():
+        return 0
+    stairs = staircase(weight, problem, np.argsort(-weight, kind="stable"))
+    dense = np.argsort(-(weight / problem.size), kind="stable")
+    sizes = np.concatenate([[0], np.cumsum(problem.size[dense])])
+    works = np.concatenate([[0], np.cumsum(weight[dense])])
+    room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
+    whole = np.minimum(np.searchsorted(sizes, room, "right") - 1, len(weight) - 1)
+    part = np.minimum(room - sizes[whole], problem.size[dense][whole])
+    # One unit above the product covers its rounding: the knapsack's value must never be too small.
+    value = works[whole] + np.ceil(part * (weight[dense][whole] / problem.size[dense][whole])).astype(np.int64) + 1
+    rest = np.maximum(works[-1] - value, 0)
+    rest[0] = works[-1]
+    sums = np.concatenate([[0], np.cumsum(stairs)])
+    return max(int((sums - (-rest // problem.num_ranks)).max()), makespan(weight, problem.num_ranks))
+
+
+def objective(problem: Problem) -> int:
+    """Lower bound of the objective without `microbatch_cost` and pipeline term, whatever the number of micro-batches."""
+    whole = makespan(problem.weight, problem.num_ranks)
+    if problem.config.sync == "step":
+        return whole
+    if problem.num_phases == 1:
+        return sum_of_largest(problem.weight, problem)
+    return max(whole, sum(sum_of_largest(problem.cost[:, k], problem) for k in range(problem.num_phases)))
+
+
+def with_terms(problem: Problem, bound: int, counts: range) -> int:
+    """Add `microbatch_cost` and the pipeline term for the best of these numbers of micro-batches.
+
+    The rank with the mean load or more has a micro-batch of at least that over M, and of at least the lightest sample;
+    the rank with the heaviest sample runs it P times.
+    """
+    config = problem.config
+    stages = config.pipeline_stages if config.sync == "step" else 1
+    lightest = int(problem.weight.min()) if len(problem.weight) else 0
+    heaviest = int(problem.weight.max()) if len(problem.weight) else 0
+    mean = -(-int(problem.weight.sum()) // problem.num_ranks)
+    best = None
+    for count in counts:
+        largest = max(-(-mean // count), lightest if mean else 0)
+        term = max(bound, mean + (stages - 1) * largest, stages * heaviest) if stages > 1 else bound
+        total = term + config.microbatch_cost * count
+        best = total if best is None else min(best, total)
+    assert best is not None
+    return best
+
+
+def moved_bytes(problem: Problem, limit: int, count: int) -> int:
+    """Bytes that must leave home so that no rank's sum lies above `limit`, and its tokens fit `count` packs.
+
+    Per rank a fractional knapsack: the surplus leaves at the least bytes when the samples with the most cost (or tokens)
+    per byte go first; the larger of the two counts.
+    """
+    ranks = problem.num_ranks
+    load = np.bincount(problem.home, problem.weight, minlength=ranks).astype(np.int64)
+    tokens = np.bincount(problem.home, problem.size, minlength=ranks).astype(np.int64)
+    by_home = np.argsort(problem.home, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(problem.home, minlength=ranks))])
+    cost_bytes = kernels.surplus_bytes(by_home, starts, problem.weight, problem.nbytes, load - limit)
+    token_bytes = kernels.surplus_bytes(by_home, starts, problem.size, problem.nbytes, tokens - count * problem.capacity)
+    return int(np.maximum(cost_bytes, token_bytes).sum())

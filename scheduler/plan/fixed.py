@@ -1,18 +1,29 @@
 """A plan that somebody else made: completed with dummies, costs and its certificate."""
 
-from . import media
+import numpy as np
+
+from ...core.errors import InfeasiblePlanError
+from . import bounds, media
+from .bins import Bins
 from .config import PlanConfig
+from .describe import describe
+from .finish import assign, pack_sums
 from .problem import build_problem
 from .result import StepPlan
-from .solve import Assignment
-from .step import _finish
 from .table import Ints, SampleTable
 
 
 def plan_fixed(
-    table: SampleTable, rank: Ints, microbatch: Ints, *, num_ranks: int, config: PlanConfig, cp_size: int = 1
+    table: SampleTable,
+    rank: Ints,
+    microbatch: Ints,
+    *,
+    num_ranks: int,
+    config: PlanConfig,
+    cp_size: int = 1,
+    enforce: bool = True,
 ) -> StepPlan:
-    """Return the plan of a given assignment.
+    """Return the plan of a given assignment, in its own order.
 
     Args:
         table: the samples.
@@ -21,17 +32,34 @@ def plan_fixed(
         num_ranks: R.
         config: settings; `num_microbatches` must be set.
         cp_size: context-parallel size.
+        enforce: refuse packs above the capacity or `max_segments`; without, they are described as they are.
+
+    Raises:
+        InfeasiblePlanError: a pack above the capacity or the segment limit, dummies counted.
+
+    Example:
+        >>> table = SampleTable.from_lengths([6, 4, 3], home=[0, 1, 1])
+        >>> config = PlanConfig(max_tokens=10, num_microbatches=1)
+        >>> plan = plan_fixed(table, table.home, table.home * 0, num_ranks=2, config=config)
+        >>> plan.padded.tolist(), plan.value, plan.moved_bytes
+        ([[6], [7]], 7, 0)
     """
-    assert config.num_microbatches is not None
+    count = config.num_microbatches
+    if count is None:
+        raise ValueError("plan_fixed needs config.num_microbatches")
     problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=None, peers=None)
-    kept = problem.kept
-    carried = media.carried(problem, rank[kept], microbatch[kept], config.num_microbatches)
-    total = int(problem.weight.sum())
-    found = Assignment(
-        rank=rank[kept],
-        microbatch=microbatch[kept],
-        num_microbatches=config.num_microbatches,
-        dummies=media.needed(problem, carried),
-        lower_bound=-(-total // num_ranks) + config.microbatch_cost * config.num_microbatches,
-    )
-    return _finish(table, problem, found)
+    bins = Bins.empty(problem, count, False)
+    bins.bin_of[:] = rank[problem.kept] * count + microbatch[problem.kept]
+    flags = media.carried(problem, bins.bin_of, len(bins.room)).reshape(num_ranks, count)
+    if enforce:
+        sums, counts = pack_sums(problem, bins)
+        dummies = media.needed(problem, flags)
+        for r, m in np.argwhere(media.overfull(problem, sums, counts, dummies))[:1]:
+            padded, segments = media.occupied(problem, sums, counts, dummies)
+            raise InfeasiblePlanError(
+                f"rank {r}, micro-batch {m} holds {padded[r, m]} padded tokens in {segments[r, m]} segments, dummies "
+                f"counted: above the capacity of {problem.capacity} or max_segments={config.max_segments}"
+            )
+    same = np.tile(np.arange(count), (num_ranks, 1))
+    found = assign(problem, bins, bins.loads(problem), flags, same, sort=False)
+    return describe(table, problem, found, bounds.objective(problem))

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, assignment"
 """Every compiled loop of the planner, in one module.
 
 Numba's cache does not notice a changed helper in another module, so functions that call each other stay together. All of
@@ -13,7 +14,7 @@ _jit: Any = numba.njit(nogil=True, cache=True)
 
 
 @_jit
-def _sift_down(heap, key, position, size):  # type: ignore[no-untyped-def]
+def _sift_down(heap, key, position, size):
     """Restore a max-heap of bins by (key, lower bin first) below `position`."""
     item = heap[position]
     value = key[item]
@@ -35,7 +36,7 @@ def _sift_down(heap, key, position, size):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _sift_up(heap, key, position):  # type: ignore[no-untyped-def]
+def _sift_up(heap, key, position):
     item = heap[position]
     value = key[item]
     while position > 0:
@@ -49,64 +50,92 @@ def _sift_up(heap, key, position):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def fill_deepest(order, weight, size, target, room, places, bin_of, tries):  # type: ignore[no-untyped-def]
-    """Give each sample, in `order`, to the bin that lies furthest below its target and has room.
+def _reach(target, room, rate):
+    """What a pack can still take: the cost it misses, or what its room holds at the usual cost per token."""
+    return min(target, (room * rate) >> 10)
 
-    With equal targets this is longest-processing-time-first under a capacity. Bins that are full for the sample at hand
-    are set aside, at most `tries` of them; then the sample is left over.
+
+@_jit
+def fill_deepest(order, weight, cost, size, target, deficit, room, places, bin_of, first, last, count, rate, strict, tries):
+    """Give each sample, in `order`, to the pack that can still take most.
+
+    With equal targets this is longest-processing-time-first under a capacity. Packs that are too full for the sample at
+    hand are set aside, at most `tries` of them; then the sample is left over.
 
     Args:
-        order: `[n]` samples, heaviest first.
-        weight, size: `[N]` cost and padded tokens.
+        order: `[n]` samples; those with a bin already are passed over.
+        weight, size: `[N]` cost and padded tokens; cost: `[N, K]`, in all phases.
         target, room, places: `[B]` cost to reach, tokens and samples that still fit; all three are updated, target
             to what is still missing.
+        deficit: `[B, K]` what is missing in every phase, updated.
         bin_of: `[N]` output, untouched where left over.
-        tries: most full bins to pass over per sample.
+        first, last, count: only bins of micro-batches in [first, last), out of `count`.
+        rate: usual cost of 1,024 tokens, to weigh room against cost.
+        strict: leave over what would end above the target of the pack that can take most, in any phase.
+        tries: most full packs to pass over per sample.
 
     Returns:
         How many samples were left over.
     """
-    num_bins = len(target)
-    heap = np.arange(num_bins)
+    num_bins = len(target) // count * (last - first)
+    heap = np.empty(num_bins, np.int64)
+    key = np.empty(len(target), np.int64)
+    n = 0
+    for b in range(len(target)):
+        if first <= b % count < last:
+            heap[n] = b
+            key[b] = _reach(target[b], room[b], rate)
+            n += 1
     for position in range(num_bins // 2 - 1, -1, -1):
-        _sift_down(heap, target, position, num_bins)
+        _sift_down(heap, key, position, num_bins)
     aside = np.empty(tries + 1, np.int64)
     heap_size = num_bins
     left = 0
-    smallest = np.int64(2**62)
     for index in order:
-        smallest = min(smallest, size[index])
-    for index in order:
+        if bin_of[index] >= 0:
+            continue
+        if strict and (heap_size == 0 or key[heap[0]] <= 0):
+            left += 1
+            continue
         num_aside = 0
         placed = False
         while heap_size > 0 and num_aside <= tries:
             top = heap[0]
+            if strict:
+                fits = target[top] >= weight[index]
+                for k in range(cost.shape[1]):
+                    fits &= deficit[top, k] >= cost[index, k]
+                if not fits:
+                    break
             if room[top] >= size[index] and places[top] > 0:
                 bin_of[index] = top
                 target[top] -= weight[index]
                 room[top] -= size[index]
                 places[top] -= 1
-                _sift_down(heap, target, 0, heap_size)
+                for k in range(cost.shape[1]):
+                    deficit[top, k] -= cost[index, k]
+                key[top] = _reach(target[top], room[top], rate)
+                _sift_down(heap, key, 0, heap_size)
                 placed = True
                 break
-            if not (room[top] < smallest or places[top] == 0):
+            if places[top] > 0:
                 aside[num_aside] = top
                 num_aside += 1
             heap_size -= 1
             heap[0] = heap[heap_size]
             if heap_size > 0:
-                _sift_down(heap, target, 0, heap_size)
+                _sift_down(heap, key, 0, heap_size)
         for k in range(num_aside):
             heap[heap_size] = aside[k]
             heap_size += 1
-            _sift_up(heap, target, heap_size - 1)
+            _sift_up(heap, key, heap_size - 1)
         if not placed:
             left += 1
     return left
 
 
 @_jit
-def fit_first(order, weight, size, target, room, places, bin_of):  # type: ignore[no-untyped-def]
+def fit_first(order, weight, size, target, room, places, bin_of):
     """First fit by tokens with a tournament tree: the lowest bin with room takes the sample.
 
     Arguments as in `fill_deepest`. Returns how many samples were left over.
@@ -122,6 +151,8 @@ def fit_first(order, weight, size, target, room, places, bin_of):  # type: ignor
         tree[k] = max(tree[2 * k], tree[2 * k + 1])
     left = 0
     for index in order:
+        if bin_of[index] >= 0:
+            continue
         need = size[index]
         if tree[1] < need:
             left += 1
@@ -142,3 +173,631 @@ def fit_first(order, weight, size, target, room, places, bin_of):  # type: ignor
             tree[node] = max(tree[2 * node], tree[2 * node + 1])
             node >>= 1
     return left
+
+
+@_jit
+def _place(heap, where, key, position, size):
+    """Move the entry at `position` of an indexed max-heap to where its key belongs."""
+    item = heap[position]
+    value = key[item]
+    while position > 0:
+        parent = (position - 1) >> 1
+        above = heap[parent]
+        if key[above] > value or (key[above] == value and above < item):
+            break
+        heap[position] = above
+        where[above] = position
+        position = parent
+    while True:
+        child = 2 * position + 1
+        if child >= size:
+            break
+        other = child + 1
+        if other < size and (
+            key[heap[other]] > key[heap[child]] or (key[heap[other]] == key[heap[child]] and heap[other] < heap[child])
+        ):
+            child = other
+        below = heap[child]
+        if key[below] < value or (key[below] == value and below > item):
+            break
+        heap[position] = below
+        where[below] = position
+        position = child
+    heap[position] = item
+    where[item] = position
+
+
+@_jit
+def fill_deepest_phases(order, phase, cost, size, scale, target, room, places, bin_of, first, last, count, tries):
+    """`fill_deepest` for K phases: near the top of the heap of a sample's main phase, the pack that it suits best.
+
+    Args:
+        order: `[n]` samples; those with a bin already are passed over.
+        phase: `[N]` main phase of each sample.
+        cost: `[N, K]`.
+        size: `[N]` padded tokens.
+        scale: `[K]` typical cost of a pack per phase, at least 1.
+        target: `[K, B]` cost per phase to reach, updated.
+        room, places, bin_of, first, last, count, tries: as in `fill_deepest`.
+
+    Returns:
+        How many samples were left over.
+    """
+    num_phases = target.shape[0]
+    num_bins = len(room) // count * (last - first)
+    heaps = np.empty((num_phases, num_bins), np.int64)
+    where = np.empty((num_phases, len(room)), np.int64)
+    for k in range(num_phases):
+        n = 0
+        for b in range(len(room)):
+            if first <= b % count < last:
+                heaps[k, n] = b
+                where[k, b] = n
+                n += 1
+        for position in range(num_bins // 2 - 1, -1, -1):
+            _place(heaps[k], where[k], target[k], position, num_bins)
+    saved = np.empty(tries + 1, np.int64)
+    aside = np.empty(tries + 1, np.int64)
+    low = np.int64(-(2**62))
+    left = 0
+    for index in order:
+        if bin_of[index] >= 0:
+            continue
+        k = phase[index]
+        num_aside = 0
+        chosen = -1
+        while num_aside <= tries:
+            best = low
+            for position in range(min(num_bins, 31)):
+                b = heaps[k, position]
+                if target[k, b] == low or room[b] < size[index] or places[b] <= 0:
+                    continue
+                worst = -low
+                for j in range(num_phases):
+                    worst = min(worst, ((target[j, b] - cost[index, j]) << 10) // scale[j])
+                if worst > best:
+                    best, chosen = worst, b
+            if chosen >= 0:
+                break
+            top = heaps[k, 0]
+            if target[k, top] == low:
+                break
+            aside[num_aside] = top
+            saved[num_aside] = target[k, top]
+            num_aside += 1
+            target[k, top] = low
+            _place(heaps[k], where[k], target[k], 0, num_bins)
+        for a in range(num_aside):
+            target[k, aside[a]] = saved[a]
+            _place(heaps[k], where[k], target[k], where[k, aside[a]], num_bins)
+        if chosen < 0:
+            left += 1
+            continue
+        bin_of[index] = chosen
+        room[chosen] -= size[index]
+        places[chosen] -= 1
+        for j in range(num_phases):
+            target[j, chosen] -= cost[index, j]
+            _place(heaps[j], where[j], target[j], where[j, chosen], num_bins)
+    return left
+
+
+@_jit
+def _bin_in(first, last, need, index, cost, deficit, room, places, phase, tight):
+    """Bin in [first, last) that takes a sample: furthest below target, or (tight) with the least room; -1 if none."""
+    chosen = -1
+    for b in range(first, last):
+        if room[b] < need or places[b] <= 0:
+            continue
+        if chosen < 0 or (room[b] < room[chosen] if tight else deficit[b, phase] > deficit[chosen, phase]):
+            chosen = b
+    return chosen
+
+
+@_jit
+def fill_ranks(order, phase, weight, cost, size, key, deficit, room, places, bin_of, tries, tight):
+    """Give each sample, in `order`, to the rank furthest below its target that has a pack with room.
+
+    Args:
+        order: `[n]` samples, heaviest first.
+        phase: `[N]` main phase of each sample.
+        weight: `[N]`; cost: `[N, K]`; size: `[N]`.
+        key: `[R]` what each rank misses of its target, updated.
+        deficit: `[B, K]` what each pack misses, updated; chooses the pack within the rank.
+        room, places: `[B]`, updated. bin_of: `[N]` output.
+        tries: most full ranks to pass over per sample.
+        tight: choose the pack with the least room that fits, instead of the emptiest.
+
+    Returns:
+        How many samples were left over.
+    """
+    num_ranks = len(key)
+    count = len(room) // num_ranks
+    num_phases = cost.shape[1]
+    heap = np.arange(num_ranks)
+    for position in range(num_ranks // 2 - 1, -1, -1):
+        _sift_down(heap, key, position, num_ranks)
+    aside = np.empty(tries + 1, np.int64)
+    heap_size = num_ranks
+    left = 0
+    for index in order:
+        num_aside = 0
+        placed = False
+        while heap_size > 0 and num_aside <= tries:
+            top = heap[0]
+            b = _bin_in(top * count, (top + 1) * count, size[index], index, cost, deficit, room, places, phase[index], tight)
+            if b >= 0:
+                bin_of[index] = b
+                key[top] -= weight[index]
+                room[b] -= size[index]
+                places[b] -= 1
+                for k in range(num_phases):
+                    deficit[b, k] -= cost[index, k]
+                _sift_down(heap, key, 0, heap_size)
+                placed = True
+                break
+            aside[num_aside] = top
+            num_aside += 1
+            heap_size -= 1
+            heap[0] = heap[heap_size]
+            if heap_size > 0:
+                _sift_down(heap, key, 0, heap_size)
+        for k in range(num_aside):
+            heap[heap_size] = aside[k]
+            heap_size += 1
+            _sift_up(heap, key, heap_size - 1)
+        if not placed:
+            left += 1
+    return left
+
+
+@_jit
+def fill_home(order, phase, rank_of, cost, size, deficit, room, places, bin_of, first, last, count, strict, tight):
+    """Give each sample, in `order`, to a pack of its own rank, where one takes it.
+
+    Args:
+        order, phase, cost, size, deficit, room, places, bin_of, tight: as in `fill_ranks`; samples that have a bin are
+            passed over.
+        rank_of: `[N]` rank to stay on.
+        first, last, count: only packs of micro-batches in [first, last), out of `count`.
+        strict: leave over what would end above the target of its pack in any phase; an empty pack takes anything.
+
+    Returns:
+        How many samples found no pack.
+    """
+    num_phases = cost.shape[1]
+    left = 0
+    for index in order:
+        if bin_of[index] >= 0:
+            continue
+        start = rank_of[index] * count
+        b = _bin_in(start + first, start + last, size[index], index, cost, deficit, room, places, phase[index], tight)
+        if b >= 0 and strict:
+            for j in range(num_phases):
+                if cost[index, j] > deficit[b, j]:
+                    b = -1
+                    break
+        if b < 0:
+            left += 1
+            continue
+        bin_of[index] = b
+        room[b] -= size[index]
+        places[b] -= 1
+        for j in range(num_phases):
+            deficit[b, j] -= cost[index, j]
+    return left
+
+
+@_jit
+def fill_allowed(order, phase, home, allowed, cost, size, deficit, room, places, bin_of, first, last, count):
+    """Give each sample, in `order`, to the pack furthest below its target on a rank that its home may send to.
+
+    Arguments as in `fill_home`; allowed: `[R, R]` bool. Returns how many samples found no pack.
+    """
+    left = 0
+    for index in order:
+        if bin_of[index] >= 0:
+            continue
+        k = phase[index]
+        chosen = -1
+        for rank in range(len(allowed)):
+            if not allowed[home[index], rank]:
+                continue
+            b = _bin_in(rank * count + first, rank * count + last, size[index], index, cost, deficit, room, places, k, False)
+            if b >= 0 and (chosen < 0 or deficit[b, k] > deficit[chosen, k]):
+                chosen = b
+        if chosen < 0:
+            left += 1
+            continue
+        bin_of[index] = chosen
+        room[chosen] -= size[index]
+        places[chosen] -= 1
+        for j in range(cost.shape[1]):
+            deficit[chosen, j] -= cost[index, j]
+    return left
+
+
+@_jit
+def _unlink(head, after, before, unit, index):
+    if before[index] >= 0:
+        after[before[index]] = after[index]
+    else:
+        head[unit] = after[index]
+    if after[index] >= 0:
+        before[after[index]] = before[index]
+
+
+@_jit
+def _link(head, after, before, unit, index):
+    before[index] = -1
+    after[index] = head[unit]
+    if head[unit] >= 0:
+        before[head[unit]] = index
+    head[unit] = index
+
+
+@_jit
+def _penalty(high, low, moved, goal):
+    """How far the larger of two loads, after `moved` went over, lies above `goal`."""
+    return max(max(high - moved, low + moved) - goal, 0)
+
+
+@_jit
+def _best_exchange(
+    high,
+    low,
+    first,
+    last,
+    num_first,
+    num_last,
+    cost,
+    size,
+    price,
+    excess,
+    room,
+    places,
+    bin_of,
+    spare,
+    goal,
+    budget,
+    home,
+    allowed,
+    count,
+):
+    """Best (sample of `high`, sample of `low`) to exchange; either may be -1 (none).
+
+    The result is the pair with the least penalty over phases, then the least price, then the first found. `budget` caps
+    the pairs looked at, so that units of many samples cost no more than others.
+    """
+    num_phases = cost.shape[1]
+    best_a, best_b = np.int64(-1), np.int64(-1)
+    best_price = np.int64(0)
+    best = np.int64(0)
+    for k in range(num_phases):
+        best += _penalty(excess[high, k], excess[low, k], 0, goal[k])
+    looked = 0
+    for i in range(-1, num_first):
+        a = first[i] if i >= 0 else -1
+        if looked > budget:
+            break
+        for j in range(-1, num_last):
+            b = last[j] if j >= 0 else -1
+            if a < 0 and b < 0:
+                continue
+            looked += 1
+            penalty = np.int64(0)
+            for k in range(num_phases):
+                moved = (cost[a, k] if a >= 0 else 0) - (cost[b, k] if b >= 0 else 0)
+                penalty += _penalty(excess[high, k], excess[low, k], moved, goal[k])
+            if penalty > best:
+                continue
+            paid = (price[a] if a >= 0 else 0) + (price[b] if b >= 0 else 0)
+            if penalty == best and (paid >= best_price or (best_a < 0 and best_b < 0)):
+                continue
+            if a >= 0 and b >= 0:
+                bin_a, bin_b = bin_of[a], bin_of[b]
+                if bin_a != bin_b and (size[a] - size[b] > room[bin_b] or size[b] - size[a] > room[bin_a]):
+                    continue
+            elif a >= 0:
+                if spare[1] < 0 or size[a] > room[spare[1]] or places[spare[1]] <= 0:
+                    continue
+            elif spare[0] < 0 or size[b] > room[spare[0]] or places[spare[0]] <= 0:
+                continue
+            if len(allowed) > 0:
+                to_low = (bin_of[b] if b >= 0 else spare[1]) // count
+                to_high = (bin_of[a] if a >= 0 else spare[0]) // count
+                if (a >= 0 and not allowed[home[a], to_low]) or (b >= 0 and not allowed[home[b], to_high]):
+                    continue
+            best, best_price, best_a, best_b = penalty, paid, a, b
+            if best == 0 and best_price == 0:
+                return best_a, best_b
+    return best_a, best_b
+
+
+@_jit
+def _roomiest(unit, bins_per_unit, room, places):
+    chosen = -1
+    for b in range(unit * bins_per_unit, (unit + 1) * bins_per_unit):
+        if places[b] > 0 and (chosen < 0 or room[b] > room[chosen]):
+            chosen = b
+    return chosen
+
+
+@_jit
+def refine(
+    groups, bins_per_unit, excess, goal, cost, size, price, room, places, bin_of, rounds, budget, patience, home, allowed, count
+):
+    """Exchange samples between units of a group until none lies more than `goal` above its target.
+
+    In every round the unit furthest above its target meets the one furthest below, the second the second, and so on;
+    each pair makes its best exchange, or moves one sample.
+
+    Args:
+        groups: `[G, S]` units; a unit is a pack, or all packs of a rank.
+        bins_per_unit: packs of a unit; unit u holds bins `u * bins_per_unit` onwards.
+        excess: `[U, K]` load minus target of each unit, updated.
+        goal: `[G, K]` how much excess is good enough.
+        cost: `[N, K]`; size, price: `[N]`; price breaks ties (bytes to move), zero where moves are free.
+        room, places: `[B]`, updated. bin_of: `[N]`, updated.
+        rounds: most rounds.
+        budget: most pairs of samples looked at per pair of units.
+        patience: rounds without an exchange, each with other partners, before a group is left as it is.
+        home: `[N]`; allowed: `[R, R]` bool, or `[0, 0]` where any rank may send to any.
+        count: packs of a rank.
+
+    Returns:
+        Number of exchanges.
+    """
+    num_units = len(excess)
+    num_groups, group_size = groups.shape
+    num_phases = cost.shape[1]
+    head = np.full(num_units, np.int64(-1))
+    after = np.empty(len(bin_of), np.int64)
+    before = np.empty(len(bin_of), np.int64)
+    for index in range(len(bin_of) - 1, -1, -1):
+        if bin_of[index] >= 0:
+            _link(head, after, before, bin_of[index] // bins_per_unit, index)
+    spare = np.full(2, np.int64(-1))
+    first, last = np.empty(4096, np.int64), np.empty(4096, np.int64)
+    key = np.empty(group_size, np.int64)
+    done = 0
+    for g in range(num_groups):
+        idle = 0
+        for turn in range(rounds):
+            k = turn % (num_phases + 1) if num_phases > 1 else 0
+            above = False
+            for s in range(group_size):
+                unit = groups[g, s]
+                if k < num_phases:
+                    key[s] = -excess[unit, k]
+                else:
+                    key[s] = 0
+                    for j in range(num_phases):
+                        key[s] -= excess[unit, j]
+                for j in range(num_phases):
+                    above |= excess[unit, j] > goal[g, j]
+            if not above:
+                break
+            ranked = np.argsort(key, kind="mergesort")
+            changed = 0
+            for s in range(group_size):
+                # After a round without success, everyone meets the next neighbour of the last partner.
+                partner = group_size - 1 - s - idle
+                if partner <= s:
+                    break
+                high, low = groups[g, ranked[s]], groups[g, ranked[partner]]
+                needed = False
+                for j in range(num_phases):
+                    needed |= excess[high, j] > goal[g, j] or excess[low, j] > goal[g, j]
+                if not needed:
+                    if num_phases == 1:
+                        break
+                    continue
+                num_first, index = 0, head[high]
+                while index >= 0 and num_first < 4096:
+                    first[num_first] = index
+                    num_first += 1
+                    index = after[index]
+                num_last, index = 0, head[low]
+                while index >= 0 and num_last < 4096:
+                    last[num_last] = index
+                    num_last += 1
+                    index = after[index]
+                spare[0] = _roomiest(high, bins_per_unit, room, places)
+                spare[1] = _roomiest(low, bins_per_unit, room, places)
+                a, b = _best_exchange(
+                    high, low, first, last, num_first, num_last, cost, size, price, excess, room, places, bin_of,
+                    spare, goal[g], budget, home, allowed, count,
+                )  # fmt: skip
+                if a < 0 and b < 0:
+                    continue
+                changed += 1
+                to_low = bin_of[b] if b >= 0 else spare[1]
+                to_high = bin_of[a] if a >= 0 else spare[0]
+                if a >= 0:
+                    _unlink(head, after, before, high, a)
+                    room[bin_of[a]] += size[a]
+                    places[bin_of[a]] += 1
+                if b >= 0:
+                    _unlink(head, after, before, low, b)
+                    room[bin_of[b]] += size[b]
+                    places[bin_of[b]] += 1
+                if a >= 0:
+                    _link(head, after, before, low, a)
+                    bin_of[a] = to_low
+                    room[to_low] -= size[a]
+                    places[to_low] -= 1
+                    for j in range(num_phases):
+                        excess[high, j] -= cost[a, j]
+                        excess[low, j] += cost[a, j]
+                if b >= 0:
+                    _link(head, after, before, high, b)
+                    bin_of[b] = to_high
+                    room[to_high] -= size[b]
+                    places[to_high] -= 1
+                    for j in range(num_phases):
+                        excess[low, j] -= cost[b, j]
+                        excess[high, j] += cost[b, j]
+            done += changed
+            idle = 0 if changed else idle + 1
+            if idle > patience:
+                break
+    return done
+
+
+@_jit
+def surplus_bytes(by_home, starts, gain, nbytes, surplus):
+    """`[R]` least bytes with which each rank gets rid of its surplus, fractions of a sample allowed.
+
+    Args:
+        by_home: `[N]` samples, home after home; starts: `[R + 1]`.
+        gain: `[N]` what the rank loses of its surplus when the sample leaves.
+        surplus: `[R]`; nothing to do where it is not positive.
+    """
+    out = np.zeros(len(surplus), np.int64)
+    for rank in range(len(surplus)):
+        rest = surplus[rank]
+        if rest <= 0:
+            continue
+        items = by_home[starts[rank] : starts[rank + 1]]
+        density = np.empty(len(items), np.float64)
+        for i in range(len(items)):
+            density[i] = -gain[items[i]] / max(nbytes[items[i]], 1)
+        for i in np.argsort(density, kind="mergesort"):
+            index = items[i]
+            if gain[index] >= rest:
+                # Rounded down, with one byte to spare for the division: a bound must not be too high.
+                if gain[index] > 0:
+                    out[rank] += max(np.int64(nbytes[index] * (rest / gain[index])) - 1, 0)
+                break
+            rest -= gain[index]
+            out[rank] += nbytes[index]
+    return out
+
+
+@_jit
+def _choose_gift(items, rank, rank_of, weight, size, nbytes, movable, surplus, most, most_size):
+    """Sample that `rank` gives away next, -1 if none: towards the least bytes in all.
+
+    Either the sample that ends the surplus at the least bytes, or the one with the most cost per byte that does not
+    overshoot; the first where its bytes are not above what the surplus would take at the second's rate.
+    """
+    last, part = np.int64(-1), np.int64(-1)
+    rate = 0.0
+    for index in items:
+        if rank_of[index] != rank or not movable[index] or weight[index] > most or size[index] > most_size:
+            continue
+        if weight[index] >= surplus:
+            if last < 0 or nbytes[index] < nbytes[last]:
+                last = index
+        else:
+            density = weight[index] / max(nbytes[index], 1)
+            if part < 0 or density > rate or (density == rate and weight[index] > weight[part]):
+                part, rate = index, density
+    if part < 0 or (last >= 0 and nbytes[last] * rate <= surplus):
+        return last
+    return part
+
+
+@_jit
+def _give(ranks, starts, by_home, weight, size, nbytes, movable, load, tokens, limit, most_tokens, rate, allowed, rank_of):
+    """Samples leave the ranks above `limit` among `ranks` for those below; returns how many ranks stay above it."""
+    num = len(ranks)
+    total = len(load)
+    donors, receivers = np.empty(num, np.int64), np.empty(num, np.int64)
+    surplus, reach = np.empty(total, np.int64), np.full(total, np.int64(-(2**62)))
+    where = np.full(total, np.int64(-1))
+    num_donors, num_receivers = 0, 0
+    for r in ranks:
+        surplus[r] = load[r] - limit
+        if surplus[r] > 0:
+            donors[num_donors] = r
+            num_donors += 1
+        else:
+            reach[r] = _reach(limit - load[r], most_tokens - tokens[r], rate)
+            receivers[num_receivers] = r
+            where[r] = num_receivers
+            num_receivers += 1
+    for position in range(num_donors // 2 - 1, -1, -1):
+        _sift_down(donors, surplus, position, num_donors)
+    for position in range(num_receivers // 2 - 1, -1, -1):
+        _place(receivers, where, reach, position, num_receivers)
+    partner = np.full(total, np.int64(-1))
+    stuck = 0
+    while num_donors > 0 and num_receivers > 0:
+        giver = donors[0]
+        taker = receivers[0]
+        if len(allowed) > 0:
+            taker = -1
+            for s in range(num_receivers):
+                r = receivers[s]
+                if allowed[giver, r] and (taker < 0 or reach[r] > reach[taker]):
+                    taker = r
+        index = np.int64(-1)
+        if taker >= 0:
+            items = by_home[starts[giver] : starts[giver + 1]]
+            index = _choose_gift(
+                items, giver, rank_of, weight, size, nbytes, movable, surplus[giver], limit - load[taker],
+                most_tokens - tokens[taker],
+            )  # fmt: skip
+        if index < 0:
+            stuck += 1
+            num_donors -= 1
+            donors[0] = donors[num_donors]
+            if num_donors > 0:
+                _sift_down(donors, surplus, 0, num_donors)
+            continue
+        # Few pairs of ranks talk: the last partner takes it where it can.
+        last = partner[giver]
+        if last >= 0 and load[last] + weight[index] <= limit and tokens[last] + size[index] <= most_tokens:
+            taker = last
+        partner[giver] = taker
+        rank_of[index] = taker
+        load[giver] -= weight[index]
+        tokens[giver] -= size[index]
+        load[taker] += weight[index]
+        tokens[taker] += size[index]
+        reach[taker] = _reach(limit - load[taker], most_tokens - tokens[taker], rate)
+        _place(receivers, where, reach, where[taker], num_receivers)
+        surplus[giver] = load[giver] - limit
+        if surplus[giver] <= 0:
+            num_donors -= 1
+            donors[0] = donors[num_donors]
+        if num_donors > 0:
+            _sift_down(donors, surplus, 0, num_donors)
+    return stuck + num_donors
+
+
+@_jit
+def balance(starts, by_home, weight, size, nbytes, movable, load, tokens, limit, most_tokens, rate, node, allowed, rank_of):
+    """Bring every rank to at most `limit`, moving few bytes: inside a node first, then anywhere.
+
+    Args:
+        starts: `[R + 1]`, by_home: `[N]` samples, rank after rank, as `rank_of` has them at the start.
+        weight, size, nbytes, movable: `[N]`.
+        load, tokens: `[R]` sums, updated.
+        limit: most load of a rank; most_tokens: most tokens of a rank.
+        rate: usual cost of 1,024 tokens.
+        node: `[R]`, numbered from 0.
+        allowed: `[R, R]` bool, or `[0, 0]` where any rank may send to any.
+        rank_of: `[N]`, updated.
+
+    Returns:
+        Number of ranks still above the limit.
+    """
+    num_ranks = len(load)
+    num_nodes = node.max() + 1
+    if num_nodes > 1:
+        by_node = np.argsort(node, kind="mergesort")
+        first = 0
+        for r in range(1, num_ranks + 1):
+            if r == num_ranks or node[by_node[r]] != node[by_node[first]]:
+                _give(
+                    by_node[first:r], starts, by_home, weight, size, nbytes, movable, load, tokens, limit, most_tokens,
+                    rate, allowed, rank_of,
+                )  # fmt: skip
+                first = r
+    return _give(
+        np.arange(num_ranks), starts, by_home, weight, size, nbytes, movable, load, tokens, limit, most_tokens, rate,
+        allowed, rank_of,
+    )  # fmt: skip

@@ -1,23 +1,20 @@
 """Dummy media: every rank runs a tower in the same micro-batch, or none does."""
 
 import numpy as np
+import numpy.typing as npt
 
 from ...core.errors import PlanError
 from .config import MEDIA_BITS
-from .problem import NUM_SETS, Problem
+from .problem import Problem
 from .table import Ints
 
-__all__ = ["NUM_SETS", "carried", "check_known", "needed", "occupied", "overfull"]
 
-
-def carried(problem: Problem, rank: Ints, microbatch: Ints, num_microbatches: int) -> Ints:
-    """`[R, M]` bit flags of the media that the samples bring to each pack."""
-    flags = np.zeros(problem.num_ranks * num_microbatches, np.int64)
-    some = np.flatnonzero(problem.media)
-    packs = rank[some] * num_microbatches + microbatch[some]
+def carried(problem: Problem, bin_of: Ints, num_bins: int) -> Ints:
+    """`[B]` bit flags of the media that the samples bring to each bin."""
+    flags = np.zeros(num_bins, np.int64)
     for bit in MEDIA_BITS.values():
-        flags[packs[(problem.media[some] & bit) > 0]] |= bit
-    return flags.reshape(problem.num_ranks, num_microbatches)
+        flags[bin_of[(problem.media & bit > 0) & (bin_of >= 0)]] |= bit
+    return flags
 
 
 def needed(problem: Problem, flags: Ints) -> Ints:
@@ -65,11 +62,10 @@ def occupied(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> tuple
     return padded, segments + empty + (padded > tokens)
 
 
-def overfull(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> Ints:
-    """Positions `[V, 2]` of packs above the capacity or the segment limit."""
+def overfull(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> npt.NDArray[np.bool_]:
+    """`[R, M]` packs above the capacity or the segment limit."""
     padded, segments = occupied(problem, sums, counts, dummies)
-    most = problem.config.max_segments
-    broken = padded > problem.capacity
-    if most is not None:
-        broken |= segments > most
-    return np.argwhere(broken)
+    broken: npt.NDArray[np.bool_] = padded > problem.capacity
+    if problem.config.max_segments is not None:
+        broken |= segments > problem.config.max_segments
+    return broken

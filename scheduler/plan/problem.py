@@ -56,6 +56,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Bit flags of all media in the step."""
         return int(np.bitwise_or.reduce(self.media)) if len(self.media) else 0
 
+    @property
+    def allowed_or_any(self) -> npt.NDArray[np.bool_]:
+        """`allowed`, or `[0, 0]` where any rank may send to any: the form that kernels take."""
+        return self.allowed if self.allowed is not None else np.zeros((0, 0), np.bool_)
+
     def subset(self, index: npt.NDArray[Any]) -> "Problem":
         """The same problem with some of its samples; `kept` then counts positions in this problem."""
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
@@ -216,7 +221,7 @@ def _nodes(node_of_rank: Sequence[int] | None, num_ranks: int) -> Ints:
     node = as_ints(node_of_rank)
     if node.shape != (num_ranks,):
         raise ValueError(f"node_of_rank must name the node of each of {num_ranks} ranks, got shape {node.shape}")
-    return node
+    return np.unique(node, return_inverse=True)[1].astype(np.int64)
 
 
 def _allowed(peers: Any, num_ranks: int) -> npt.NDArray[np.bool_] | None:

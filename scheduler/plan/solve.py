@@ -1,187 +1,158 @@
-"""Choose the number of micro-batches, pack, and arrange the packs."""
+"""Choose the number of micro-batches, and fall back where the first way does not fit."""
+
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 
 from ...core.errors import InfeasiblePlanError
-from . import bounds, kernels, media
+from . import bounds
+from .bins import Bins
+from .finish import Assignment, finish
+from .free import fit, free_microbatch, free_step, pack
+from .minimal import minimal_microbatch, minimal_step
 from .problem import Problem
-from .table import Ints
+
+#: A free plan this near its bound is not worth another number of micro-batches.
+NEAR = 0.002
+#: Most numbers of micro-batches that are solved in full once one was found to work.
+MORE = 4
+#: Up to so many samples times counts, a pipeline's search tries every number of micro-batches.
+SMALL_SEARCH = 20_000
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Rank and micro-batch of every sample of a problem (-1: left over), and the dummies that its packs need."""
+def solve(problem: Problem, bound: int) -> Assignment:
+    """Find a plan with a low objective.
 
-    rank: Ints
-    microbatch: Ints
-    num_microbatches: int
-    dummies: Ints
-    lower_bound: int
-
-
-def solve(problem: Problem) -> Assignment:
-    """Find the plan with the lowest objective.
+    Args:
+        bound: lower bound of the objective without `microbatch_cost` and pipeline term.
 
     Raises:
-        InfeasiblePlanError: no assignment meets the constraints.
+        InfeasiblePlanError: no assignment was found that meets the constraints.
     """
     config = problem.config
     if config.num_microbatches is not None:
-        found = attempt(problem, config.num_microbatches)
-        if found is None:
-            raise InfeasiblePlanError(
-                f"{len(problem.size)} samples of {int(problem.size.sum())} padded tokens do not fit "
-                f"num_microbatches={config.num_microbatches} on {problem.num_ranks} ranks with a capacity of "
-                f"{problem.capacity} tokens each"
-            )
-        return found
-    multiple = config.microbatch_multiple
-    fewest = bounds.fewest_bins(problem.size, problem.capacity, problem.limit)
-    count = max(-(-fewest // (problem.num_ranks * multiple)), 1) * multiple
-    if config.pipeline_stages > 1 and config.sync == "step":
-        best = None
-        for more in range(count, max(count, 4 * config.pipeline_stages) + 1, multiple):
-            found = attempt(problem, more)
-            if found is not None and (best is None or _value(problem, found) < _value(problem, best)):
-                best = found
-        if best is not None:
-            return best
-    most = count + (len(problem.size) + 8) * multiple
-    for tries in range(64):
-        found = attempt(problem, count)
-        if found is not None:
-            return found
-        if count > most:
+        return _fixed(problem, bound, config.num_microbatches)
+    best: Assignment | None = None
+    for count in _promising(problem):
+        best = _better(best, attempt(problem, count, bound))
+    tried = 0
+    for count in _counts(problem) if best is None else ():
+        if best is not None and (tried >= MORE or _settled(problem, best, bound, count)):
             break
-        count += multiple * max(1, 2 ** (tries - 8))
-    raise InfeasiblePlanError(
-        f"no number of micro-batches up to {most} holds {len(problem.size)} samples with capacity {problem.capacity}, "
-        f"max_segments={config.max_segments} and the dummy media that the packs need "
-        f"(tokens {problem.dummy_size.tolist()} by bit flags)"
-    )
+        best = _better(best, attempt(problem, count, bound))
+        tried += best is not None
+    if best is None:
+        raise InfeasiblePlanError(
+            f"no number of micro-batches holds {len(problem.size)} samples on {problem.num_ranks} ranks with capacity "
+            f"{problem.capacity}, max_segments={config.max_segments} and the dummy media that the packs need "
+            f"(padded tokens by bit flags: {problem.dummy_size.tolist()})"
+        )
+    return best
 
 
-def _value(problem: Problem, found: Assignment) -> int:
-    from .step import evaluate
-
-    packs = found.rank * found.num_microbatches + found.microbatch
-    shape = (problem.num_ranks, found.num_microbatches)
-    cost = np.stack(
-        [
-            np.bincount(packs, problem.cost[:, k], minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
-            for k in range(problem.num_phases)
-        ],
-        axis=2,
-    )
-    return evaluate(problem, cost + problem.dummy_cost[found.dummies])[0]
+def _better(best: Assignment | None, found: Assignment | None) -> Assignment | None:
+    return best if found is None or (best is not None and best.merit <= found.merit) else found
 
 
-def attempt(problem: Problem, count: int) -> Assignment | None:
-    """A plan with `count` micro-batches, or None where none was found."""
-    for reserve in (False, True):
-        bins = pack(problem, count, reserve)
-        if bins is None:
-            continue
-        rank, microbatch = arrange(problem, bins, count)
-        found = _checked(problem, rank, microbatch, count)
-        if found is not None:
-            return found
-    return segregate(problem, count)
+def _fewest(problem: Problem) -> int:
+    multiple = problem.config.microbatch_multiple
+    return -(-bounds.fewest_microbatches(problem) // multiple) * multiple
 
 
-def _checked(problem: Problem, rank: Ints, microbatch: Ints, count: int) -> Assignment | None:
-    placed = rank >= 0
-    packs = (rank * count + microbatch)[placed]
-    shape = (problem.num_ranks, count)
-    sums = np.bincount(packs, problem.size[placed], minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)
-    counts = np.bincount(packs, minlength=shape[0] * shape[1]).reshape(shape)
-    flags = media.carried(problem.subset(placed), rank[placed], microbatch[placed], count)
-    dummies = media.needed(problem, flags)
-    if len(media.overfull(problem, sums, counts, dummies)):
-        return None
-    return Assignment(
-        rank=rank,
-        microbatch=microbatch,
-        num_microbatches=count,
-        dummies=dummies,
-        lower_bound=bounds.objective_bound(problem, count) + problem.config.microbatch_cost * count,
-    )
-
-
-def pack(problem: Problem, count: int, reserve: bool) -> Ints | None:
-    """Put samples into `R * count` packs; with `reserve`, leave room for dummies where they may be needed."""
+def _promising(problem: Problem) -> list[int]:
+    """Numbers of micro-batches for a pipeline, up to 4 P: all of them, or the best by a guess where that is too many."""
     config = problem.config
-    num_bins = problem.num_ranks * count
-    room = np.full(num_bins, problem.capacity, np.int64)
-    places = np.full(num_bins, problem.limit, np.int64)
-    if reserve:
-        flags = problem.modalities if config.sync == "microbatch" else problem.trained
-        some = slice(None) if config.sync == "microbatch" else slice(0, problem.num_ranks)
-        room[some] -= problem.dummy_size[flags]
-        places[some] -= problem.dummy_count[flags]
-    by_weight = np.argsort(-problem.weight, kind="stable")
-    by_size = np.argsort(-problem.size, kind="stable")
-    for order, kernel in ((by_weight, kernels.fill_deepest), (by_size, kernels.fit_first)):
-        bin_of = np.full(len(problem.size), -1, np.int64)
-        arrays = (np.zeros(num_bins, np.int64), room.copy(), places.copy(), bin_of)
-        more = (64,) if kernel is kernels.fill_deepest else ()
-        left = kernel(order, problem.weight, problem.size, *arrays, *more)
-        if left == 0 or (kernel is kernels.fit_first and config.num_microbatches is not None and config.leftover == "drop"):
-            return bin_of
+    if config.sync == "microbatch" or config.pipeline_stages == 1 or not len(problem.size):
+        return []
+    fewest = _fewest(problem)
+    counts = range(fewest, max(fewest, 4 * config.pipeline_stages) + 1, config.microbatch_multiple)
+    if len(counts) * len(problem.size) <= SMALL_SEARCH:
+        return list(counts)
+    mean = int(problem.weight.sum()) // problem.num_ranks
+    heavy = int(np.quantile(problem.weight, 0.99))
+
+    def guess(count: int) -> int:
+        return (config.pipeline_stages - 1) * max(mean // count, heavy) + config.microbatch_cost * count
+
+    return sorted({*sorted(counts, key=guess)[: MORE - 1], fewest})
+
+
+def _counts(problem: Problem) -> Iterator[int]:
+    """Numbers of micro-batches from the fewest upwards, in growing steps."""
+    multiple = problem.config.microbatch_multiple
+    fewest = count = _fewest(problem)
+    # Every sample alone, and every set of media on its own: enough for any table that can be planned at all.
+    most = fewest + (len(problem.size) + 2 * len(problem.dummy_size)) * multiple
+    while count <= most:
+        yield count
+        count += multiple * max(1, (count - fewest) // (8 * multiple))
+
+
+def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool:
+    """Whether a plan with `count` micro-batches or more is not worth a try."""
+    config = problem.config
+    near = NEAR if config.movement == "free" else config.tolerance
+    value = best.value - config.microbatch_cost * best.num_microbatches
+    return value <= bound + int(bound * near) or bound + config.microbatch_cost * count >= best.value
+
+
+def _fixed(problem: Problem, bound: int, count: int) -> Assignment:
+    found = attempt(problem, count, bound)
+    if found is None and problem.config.leftover == "drop":
+        found = _drop(problem, bound, count)
+    if found is None:
+        raise InfeasiblePlanError(
+            f"{len(problem.size)} samples of {int(problem.size.sum())} padded tokens do not fit num_microbatches={count} "
+            f"on {problem.num_ranks} ranks with a capacity of {problem.capacity} tokens each "
+            f"(max_segments={problem.config.max_segments})"
+        )
+    return found
+
+
+def _drop(problem: Problem, bound: int, count: int) -> Assignment | None:
+    """Keep what first fit by tokens places, largest first; with room for dummies where they are needed."""
+    for reserve in (False, True):
+        bins = Bins.empty(problem, count, reserve)
+        fit(problem, bins, np.argsort(-problem.size, kind="stable"))
+        kept = np.flatnonzero(bins.bin_of >= 0)
+        part = problem.subset(kept)
+        found = attempt(part, count, min(bound, bounds.objective(part)))
+        if found is not None:
+            rank, microbatch = np.full(len(problem.size), -1), np.full(len(problem.size), -1)
+            rank[kept], microbatch[kept] = found.rank, found.microbatch
+            return msgspec.structs.replace(found, rank=rank, microbatch=microbatch)
     return None
 
 
-def arrange(problem: Problem, bins: Ints, count: int) -> tuple[Ints, Ints]:
-    """Give packs to ranks and micro-batches: like cost at one index, or equal sums per rank."""
-    ranks = problem.num_ranks
-    num_bins = ranks * count
-    placed = np.flatnonzero(bins >= 0)
-    load = np.bincount(bins[placed], problem.weight[placed], minlength=num_bins).astype(np.int64)
-    flags = np.zeros(num_bins, np.int64)
-    np.bitwise_or.at(flags, bins[placed], problem.media[placed])
-    if problem.config.sync == "microbatch":
-        wanted = -problem.dummy_count[flags]
-    else:  # the last micro-batch must hold the trained media or have room for their dummies
-        sums = np.bincount(bins[placed], problem.size[placed], minlength=num_bins).astype(np.int64)[None, :]
-        missing = problem.trained & ~flags
-        broken = media.overfull(problem, sums, np.bincount(bins[placed], minlength=num_bins)[None, :], missing[None, :])
-        wanted = problem.dummy_count[missing]
-        wanted[broken[:, 1]] = media.NUM_SETS
-    order = np.lexsort((-load, wanted))
-    rank_of, index_of = np.empty(num_bins, np.int64), np.empty(num_bins, np.int64)
-    if problem.config.sync == "microbatch":
-        rank_of[order], index_of[order] = np.tile(np.arange(ranks), count), np.repeat(np.arange(count), ranks)
-    else:
-        sums = np.zeros(ranks, np.int64)
-        for index, start in enumerate(range(0, num_bins, ranks)):
-            chunk = order[start : start + ranks]
-            chunk = chunk[np.argsort(-load[chunk], kind="stable")]
-            least = np.argsort(sums, kind="stable")
-            rank_of[chunk], index_of[chunk] = least, count - 1 - index
-            sums[least] += load[chunk]
-    rank, microbatch = np.full(len(bins), -1, np.int64), np.full(len(bins), -1, np.int64)
-    rank[placed], microbatch[placed] = rank_of[bins[placed]], index_of[bins[placed]]
-    return rank, microbatch
+def attempt(problem: Problem, count: int, bound: int) -> Assignment | None:
+    """A plan with `count` micro-batches, or None where none was found."""
+    step, free = problem.config.sync == "step", problem.config.movement == "free" and problem.allowed is None
+    flags = problem.trained if step else problem.modalities
+    for reserve in (False, True) if flags else (False,):
+        if free:
+            bins = (free_step if step else free_microbatch)(problem, count, reserve)
+        else:
+            bins = (minimal_step if step else minimal_microbatch)(problem, count, reserve, bound)
+        found = None if bins is None else finish(problem, bins)
+        if found is not None:
+            return found
+    return None if step or not flags or problem.allowed is not None else _segregate(problem, count)
 
 
-def segregate(problem: Problem, count: int) -> Assignment | None:
+def _segregate(problem: Problem, count: int) -> Assignment | None:
     """Micro-batches of one set of media each: dummies only fill packs that are empty. The last resort."""
-    if problem.config.sync != "microbatch":
-        return None
-    sets = np.unique(problem.media)
-    rank, microbatch = np.empty(len(problem.size), np.int64), np.empty(len(problem.size), np.int64)
+    whole = Bins.empty(problem, count, False)
     used = 0
-    for flags in sets:
+    for flags in np.unique(problem.media):
         index = np.flatnonzero(problem.media == flags)
         part = problem.subset(index)
-        fewest = max(-(-bounds.fewest_bins(part.size, part.capacity, part.limit) // problem.num_ranks), 1)
-        bins = pack(part, fewest, False)
-        while bins is None:
-            fewest += 1
-            bins = pack(part, fewest, False)
-        rank[index], microbatch[index] = arrange(part, bins, fewest)
-        microbatch[index] += used
-        used += fewest
-    if used > count:
-        return None
-    return _checked(problem, rank, microbatch, count)
+        need = bounds.fewest_microbatches(part)
+        while used + need <= count:
+            bins = pack(part, need, False)
+            if bins is not None:
+                whole.bin_of[index] = bins.bin_of // need * count + bins.bin_of % need + used
+                break
+            need += 1
+        used += need
+    return None if used > count else finish(problem, whole)

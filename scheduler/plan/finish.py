@@ -1,0 +1,134 @@
+"""From filled packs to an assignment: dummies, the order of micro-batches, the objective."""
+
+import msgspec
+import numpy as np
+
+from . import media
+from .bins import Bins
+from .problem import Problem
+from .table import Ints
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where every sample of a problem goes (-1: left over), the dummies that its packs need, and what that costs."""
+
+    rank: Ints
+    microbatch: Ints
+    num_microbatches: int
+    dummies: Ints
+    value: int
+
+    @property
+    def merit(self) -> tuple[int, int]:
+        """Smaller is better: the objective, then the number of dummies."""
+        return self.value, int(np.count_nonzero(self.dummies))
+
+
+def evaluate(problem: Problem, cost: Ints) -> tuple[int, float]:
+    """Objective and imbalance of packs with these costs `[R, M, K]`."""
+    config, count = problem.config, cost.shape[1]
+    per_pack = cost.sum(axis=2)
+    total = int(per_pack.sum())
+    fixed = config.microbatch_cost * count
+    if config.sync == "microbatch":
+        value = int(cost.max(axis=0).sum())
+        return value + fixed, value * problem.num_ranks / total if total else 1.0
+    sums = per_pack.sum(axis=1)
+    value = int((sums + (config.pipeline_stages - 1) * per_pack.max(axis=1)).max())
+    return value + fixed, int(sums.max()) * problem.num_ranks / total if total else 1.0
+
+
+def finish(problem: Problem, bins: Bins) -> Assignment | None:
+    """Order the packs and add dummies; None where a dummy does not fit.
+
+    The packs of a rank can be renumbered at will at step sync; at micro-batch sync packs of like cost share an index, and
+    where that needs dummies, an order that puts packs with the same media together is tried as well.
+    """
+    shape = (problem.num_ranks, bins.count)
+    load = bins.loads(problem)
+    flags = media.carried(problem, bins.bin_of, len(bins.room)).reshape(shape)
+    if problem.config.sync == "step":
+        order = _step_order(problem, bins, load.sum(axis=1).reshape(shape), flags)
+        return None if order is None else _assign(problem, bins, load, flags, order)
+    same = np.tile(np.arange(bins.count), (problem.num_ranks, 1))
+    found = _assign(problem, bins, load, flags, same)
+    if found is None or found.dummies.any():
+        by_media = np.lexsort((-load.sum(axis=1).reshape(shape), -flags), axis=1)
+        other = _assign(problem, bins, load, flags, by_media)
+        if other is not None and (found is None or other.merit < found.merit):
+            return other
+    return found
+
+
+def pack_sums(problem: Problem, bins: Bins) -> tuple[Ints, Ints]:
+    """`[R, M]` padded tokens and number of samples of each pack."""
+    shape = (problem.num_ranks, bins.count)
+    where = np.where(bins.bin_of < 0, len(bins.room), bins.bin_of)
+    sizes = np.bincount(where, problem.size, len(bins.room) + 1)[:-1].astype(np.int64)
+    return sizes.reshape(shape), np.bincount(where, minlength=len(bins.room) + 1)[:-1].reshape(shape)
+
+
+def _step_order(problem: Problem, bins: Bins, load: Ints, flags: Ints) -> Ints | None:
+    """`[R, M]` old index at each new one: by cost, but last a pack that holds, or has room for, all trained media."""
+    ranks, count = load.shape
+    order = np.argsort(-load, axis=1, kind="stable")
+    if problem.config.order == "small_ends":
+        order = order[:, small_ends(count)]
+    if not problem.trained:
+        return order
+    missing = problem.trained & ~flags
+    broken = media.overfull(problem, *pack_sums(problem, bins), missing)
+    if broken.all(axis=1).any():
+        return None
+    # The lightest of those that need the fewest dummies.
+    last = np.lexsort((np.arange(count)[None, :].repeat(ranks, 0), load, problem.dummy_count[missing], broken), axis=1)
+    last = last[:, :1]
+    others = order[order != last].reshape(ranks, count - 1)
+    return np.concatenate([others, last], axis=1)
+
+
+def small_ends(count: int) -> Ints:
+    """Positions, in descending order of cost, such that small micro-batches come first and last.
+
+    Example:
+        >>> small_ends(5).tolist()
+        [4, 2, 0, 1, 3]
+    """
+    positions = np.arange(count)
+    return np.concatenate([positions[::2][::-1], positions[1::2]])
+
+
+def _assign(problem: Problem, bins: Bins, load: Ints, flags: Ints, order: Ints) -> Assignment | None:
+    """As `assign`; None where a dummy does not fit."""
+    sizes, counts = (np.take_along_axis(array, order, axis=1) for array in pack_sums(problem, bins))
+    dummies = media.needed(problem, np.take_along_axis(flags, order, axis=1))
+    if media.overfull(problem, sizes, counts, dummies).any():
+        return None
+    return assign(problem, bins, load, flags, order, sort=problem.config.sync == "microbatch")
+
+
+def assign(problem: Problem, bins: Bins, load: Ints, flags: Ints, order: Ints, *, sort: bool) -> Assignment:
+    """Put pack `order[r, m]` of rank r at micro-batch m; with `sort`, reorder micro-batches by their cost.
+
+    Args:
+        load: `[B, K]` cost of the packs; flags: `[R, M]` media that they carry; both in the bins' own numbering.
+    """
+    ranks, count = order.shape
+    dummies = media.needed(problem, np.take_along_axis(flags, order, axis=1))
+    cost = np.take_along_axis(load.reshape(ranks, count, -1), order[:, :, None], axis=1)
+    cost = cost + problem.dummy_cost[dummies]
+    if sort:
+        columns = np.argsort(-cost.max(axis=0).sum(axis=1), kind="stable")
+        if problem.config.order == "small_ends":
+            columns = columns[small_ends(count)]
+        order, dummies, cost = order[:, columns], dummies[:, columns], cost[:, columns]
+    new = np.empty_like(order)
+    np.put_along_axis(new, order, np.arange(count)[None, :].repeat(ranks, 0), axis=1)
+    placed = bins.bin_of >= 0
+    return Assignment(
+        rank=np.where(placed, bins.bin_of // count, -1),
+        microbatch=np.where(placed, new.reshape(-1)[bins.bin_of], -1),
+        num_microbatches=count,
+        dummies=dummies,
+        value=evaluate(problem, cost)[0],
+    )

@@ -1,0 +1,238 @@
+"""Plans that ignore homes: fill towards targets, heaviest first, then exchange samples until loads are even."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import kernels
+from .bins import Bins, heaviest_first, main_phase
+from .problem import Problem
+from .refine import GOOD_ENOUGH, even_columns, even_packs_of_ranks, even_ranks
+from .table import Ints
+
+#: Full bins that a sample passes over before it is left to the fallback.
+TRIES = 64
+PASSES = 3
+#: Capacities tried by the fallback.
+MULTIFIT = 8
+
+
+def free_microbatch(problem: Problem, count: int, reserve: bool) -> Bins | None:
+    """Like cost on all ranks at each index. None where the samples were not made to fit `count` micro-batches."""
+    bins = pack(problem, count, reserve)
+    if bins is None:
+        return None
+    for _ in range(PASSES):
+        if problem.num_phases == 1:
+            columns_by_load(problem, bins)
+        even_columns(problem, bins, across=False)
+        even_columns(problem, bins, across=True)
+    if problem.num_phases == 1:
+        columns_by_load(problem, bins)
+    return bins
+
+
+def free_step(problem: Problem, count: int, reserve: bool) -> Bins | None:
+    """Equal sums on all ranks. None where the samples were not made to fit `count` micro-batches."""
+    ranks = problem.num_ranks
+    mean = -(-int(problem.weight.sum()) // ranks)
+    order, phase = heaviest_first(problem), main_phase(problem)
+    for tight in (False, True):
+        bins = Bins.empty(problem, count, reserve)
+        key, deficit = np.full(ranks, mean, np.int64), np.zeros((ranks * count, 1), np.int64)
+        left = kernels.fill_ranks(
+            np.argsort(-problem.weight, kind="stable") if problem.num_phases > 1 else order,
+            np.zeros_like(phase),
+            problem.weight,
+            problem.weight[:, None],
+            problem.size,
+            key,
+            deficit,
+            bins.room,
+            bins.places,
+            bins.bin_of,
+            TRIES,
+            tight,
+        )
+        if left == 0:
+            _even(problem, bins, mean)
+            return bins
+    found = pack(problem, count, reserve)
+    if found is not None:
+        if not reserve:
+            spread_over_ranks(problem, found)
+        _even(problem, found, mean)
+    return found
+
+
+def _even(problem: Problem, bins: Bins, mean: int) -> None:
+    even_ranks(problem, bins, mean, goal=mean // GOOD_ENOUGH)
+    if problem.config.pipeline_stages > 1:
+        even_packs_of_ranks(problem, bins)
+
+
+def pack(problem: Problem, count: int, reserve: bool) -> Bins | None:
+    """Fill all packs towards their targets; where that does not fit, by tokens only."""
+    bins = Bins.empty(problem, count, reserve)
+    _fill(problem, bins)
+    by_size = np.argsort(-problem.size, kind="stable")
+    if fit(problem, bins, by_size) == 0:
+        return bins
+    return fit_evenly(problem, count, reserve, by_size)
+
+
+def fit_evenly(problem: Problem, count: int, reserve: bool, order: Ints) -> Bins | None:
+    """First fit by tokens into packs of the least capacity for which it succeeds (Coffman, Garey and Johnson's MULTIFIT)."""
+    low = int(problem.size.sum()) // (problem.num_ranks * count)
+    high, best = problem.capacity, None
+    tried = high
+    for _ in range(MULTIFIT):
+        bins = Bins.empty(problem, count, reserve)
+        bins.room -= problem.capacity - tried
+        if fit(problem, bins, order) == 0:
+            bins.room += problem.capacity - tried
+            best, high = bins, tried
+        elif best is None:
+            return None
+        else:
+            low = tried
+        if high - low <= 1:
+            break
+        tried = (low + high) // 2
+    return best
+
+
+def fill_costly(problem: Problem, bins: Bins, goal: Ints, fill: Callable[..., None]) -> int:
+    """Fill the micro-batches that one heavy sample makes costly, one by one, as full as each gets.
+
+    Args:
+        goal: `[R, M, K]` output: what each pack may cost, then what it still misses.
+        fill: called with (problem, bins, goal, heads, dense, phase, index): the R heaviest samples, the others by cost
+            per token, the phase in which they are heavy, the micro-batch.
+
+    Returns:
+        How many micro-batches were filled.
+    """
+    ranks, count = problem.num_ranks, bins.count
+    index = 0
+    while index < count - 1:
+        rest = np.flatnonzero(bins.bin_of < 0)
+        if not len(rest):
+            break
+        level = -(-problem.cost[rest].sum(axis=0) // (ranks * (count - index)))
+        over = problem.cost[rest].max(axis=0) / np.maximum(level, 1)
+        phase = int(np.argmax(over))
+        if over[phase] <= 1:
+            break
+        weight = problem.cost[rest, phase]
+        order = np.argsort(-weight, kind="stable")
+        heads, others = rest[order[:ranks]], order[ranks:]
+        dense = rest[others[np.argsort(-(weight[others] / problem.size[rest[others]]), kind="stable")]]
+        goal[:, index] = np.maximum(level, problem.cost[heads].max(axis=0))
+        fill(problem, bins, goal, heads, dense, phase, index)
+        index += 1
+    return index
+
+
+def _fill(problem: Problem, bins: Bins) -> None:
+    """Costly micro-batches first, then all others evenly."""
+    ranks, count = problem.num_ranks, bins.count
+    order = heaviest_first(problem)
+    goal = np.zeros((ranks, count, problem.num_phases), np.int64)
+    first = fill_costly(problem, bins, goal, _fill_anywhere)
+    level = -(-problem.cost[bins.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
+    goal[:, first:] = level
+    flat = goal.reshape(ranks * count, -1)
+    if problem.num_phases == 1:
+        kernels.fill_deepest(
+            order,
+            problem.weight,
+            problem.cost,
+            problem.size,
+            flat[:, 0].copy(),
+            flat,
+            bins.room,
+            bins.places,
+            bins.bin_of,
+            first,
+            count,
+            count,
+            usual_rate(problem, problem.weight),
+            False,
+            TRIES,
+        )
+    else:
+        kernels.fill_deepest_phases(
+            order,
+            main_phase(problem),
+            problem.cost,
+            problem.size,
+            np.maximum(level, 1),
+            np.ascontiguousarray(flat.T),
+            bins.room,
+            bins.places,
+            bins.bin_of,
+            first,
+            count,
+            count,
+            TRIES,
+        )
+
+
+def _fill_anywhere(problem: Problem, bins: Bins, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int) -> None:
+    """Fill a costly micro-batch: one of its heaviest samples in every pack, then what costs most per token."""
+    ranks, count = problem.num_ranks, bins.count
+    weight = np.ascontiguousarray(problem.cost[:, phase])
+    deficit = goal.reshape(ranks * count, -1)
+    for some in (heads, dense):
+        kernels.fill_deepest(
+            some,
+            weight,
+            problem.cost,
+            problem.size,
+            deficit[:, phase].copy(),
+            deficit,
+            bins.room,
+            bins.places,
+            bins.bin_of,
+            index,
+            index + 1,
+            count,
+            usual_rate(problem, weight),
+            True,
+            1,
+        )
+
+
+def usual_rate(problem: Problem, weight: Ints) -> int:
+    """Cost of 1,024 tokens, on average."""
+    return max(int(weight.sum()) * 1024 // max(int(problem.size.sum()), 1), 1)
+
+
+def fit(problem: Problem, bins: Bins, order: Ints) -> int:
+    """First fit of these samples by tokens; returns how many found no room."""
+    spare = np.zeros(len(bins.room), np.int64)
+    return int(kernels.fit_first(order, problem.weight, problem.size, spare, bins.room, bins.places, bins.bin_of))
+
+
+def columns_by_load(problem: Problem, bins: Bins) -> None:
+    """Renumber packs: the R costliest become micro-batch 0, the next R micro-batch 1, and so on."""
+    ranks, count = problem.num_ranks, bins.count
+    order = np.argsort(-bins.loads(problem).sum(axis=1), kind="stable")
+    new = np.empty(ranks * count, np.int64)
+    new[order] = np.tile(np.arange(ranks) * count, count) + np.repeat(np.arange(count), ranks)
+    bins.relabel(new)
+
+
+def spread_over_ranks(problem: Problem, bins: Bins) -> None:
+    """Renumber packs so that ranks get about equal sums: R at a time, the costliest to the rank that has least."""
+    ranks, count = problem.num_ranks, bins.count
+    load = bins.loads(problem).sum(axis=1)
+    order = np.argsort(-load, kind="stable")
+    sums, new = np.zeros(ranks, np.int64), np.empty(ranks * count, np.int64)
+    for index in range(count):
+        chunk = order[index * ranks : (index + 1) * ranks]
+        least = np.argsort(sums, kind="stable")
+        new[chunk] = least * count + index
+        sums[least] += load[chunk]
+    bins.relabel(new)

@@ -1,0 +1,242 @@
+"""Plans in which a sample leaves home only if balance within the tolerance needs it."""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from . import kernels
+from .bins import Bins, heaviest_first, main_phase
+from .free import TRIES, fill_costly, fit, usual_rate
+from .problem import Problem
+from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
+from .table import Ints
+
+Bools = npt.NDArray[np.bool_]
+
+
+def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
+    """Ranks above the tolerance give samples away; everything else stays."""
+    limit = loosened(problem, bound)
+    rank_of = problem.home.copy()
+    _balance(problem, rank_of, limit, count, np.ones(len(rank_of), np.bool_))
+    bins = _pack_at_home(problem, rank_of, count, reserve, limit)
+    if bins is None:
+        return None
+    even_ranks(problem, bins, limit, goal=0, price=_price(problem, bins))
+    if problem.config.pipeline_stages > 1:
+        even_packs_of_ranks(problem, bins)
+    return bins
+
+
+def loosened(problem: Problem, bound: int) -> int:
+    """The bound with the tolerance on top."""
+    return bound + int(bound * problem.config.tolerance)
+
+
+def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bools, some: Ints | None = None) -> int:
+    """Bring the sums of `some` samples (all) to at most `limit` on every rank; returns how many ranks stay above."""
+    ranks = problem.num_ranks
+    some = np.arange(len(rank_of)) if some is None else some
+    home = rank_of[some]
+    # A sample that left home already is another rank's to send: with fixed peers it stays.
+    movable = movable if problem.allowed is None else movable & (rank_of == problem.home)
+    return int(
+        kernels.balance(
+            np.concatenate([[0], np.cumsum(np.bincount(home, minlength=ranks))]),
+            some[np.argsort(home, kind="stable")],
+            problem.weight,
+            problem.size,
+            problem.nbytes,
+            movable,
+            np.bincount(home, problem.weight[some], minlength=ranks).astype(np.int64),
+            np.bincount(home, problem.size[some], minlength=ranks).astype(np.int64),
+            limit,
+            count * problem.capacity,
+            usual_rate(problem, problem.weight),
+            problem.node,
+            problem.allowed_or_any,
+            rank_of,
+        )
+    )
+
+
+def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, limit: int) -> Bins | None:
+    """Pack each rank's samples into its own packs; those that find no room go to the ranks with the least load."""
+    ranks = problem.num_ranks
+    order = np.argsort(-problem.size, kind="stable")
+    phase = np.zeros(len(order), np.int64)
+    weight = problem.weight[:, None]
+    best, fewest = None, len(order) + 1
+    for tight in (False, True):
+        bins = Bins.empty(problem, count, reserve)
+        deficit = np.zeros((ranks * count, 1), np.int64)
+        left = kernels.fill_home(
+            order, phase, rank_of, weight, problem.size, deficit, bins.room, bins.places, bins.bin_of,
+            0, count, count, False, tight,
+        )  # fmt: skip
+        if left < fewest:
+            best, fewest = bins, left
+        if left == 0:
+            break
+    assert best is not None
+    if fewest:
+        deficit = limit // count - best.loads(problem).sum(axis=1, keepdims=True)
+        if _place_anywhere(problem, best, order[best.bin_of[order] < 0], deficit, weight, 0):
+            return None
+    return best
+
+
+def _place_anywhere(problem: Problem, bins: Bins, rest: Ints, deficit: Ints, cost: Ints, first: int) -> int:
+    """Give samples that found no pack at home to packs furthest below their targets; returns how many are left."""
+    if problem.allowed is not None:
+        return int(
+            kernels.fill_allowed(
+                rest, np.zeros(len(problem.size), np.int64), problem.home, problem.allowed, cost, problem.size, deficit,
+                bins.room, bins.places, bins.bin_of, first, bins.count, bins.count,
+            )
+        )  # fmt: skip
+    kernels.fill_deepest(
+        rest, problem.weight, cost, problem.size, deficit.sum(axis=1), deficit, bins.room, bins.places, bins.bin_of,
+        first, bins.count, bins.count, usual_rate(problem, problem.weight), False, TRIES,
+    )  # fmt: skip
+    return fit(problem, bins, rest)
+
+
+def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
+    """Costly micro-batches first; then ranks even out their sums, pack at home, and exchange what is still too much."""
+    ranks = problem.num_ranks
+    limit = loosened(problem, bound)
+    bins = Bins.empty(problem, count, reserve)
+    rank_of = problem.home.copy()
+    goal = np.zeros((ranks, count, problem.num_phases), np.int64)
+    first = fill_costly(problem, bins, goal, partial(_fill_at_home, rank_of))
+    rest = np.flatnonzero(bins.bin_of < 0)
+    spent = int(bins.loads(problem).reshape(ranks, count, -1).max(axis=0).sum())
+    mean = -(-int(problem.weight[rest].sum()) // ranks)
+    allowed = max(limit - spent, mean + int(mean * problem.config.tolerance))
+    heavy = problem.weight * 2 > mean // max(count - first, 1)
+    _spread_heavy(problem, bins, goal, rank_of, heavy, first, allowed)
+    for movable in (~heavy, np.ones(len(heavy), np.bool_)):
+        if not _balance(problem, rank_of, (mean + allowed) // 2, count - first, movable, rest):
+            break
+    if not _fill_rest(problem, bins, goal, rank_of, first):
+        return None
+    for _ in range(4):
+        _order_at_home(problem, bins)
+        if not _lower(problem, bins, limit, "rank"):
+            return bins
+    _order_at_home(problem, bins)
+    for _ in range(2):
+        if not _lower(problem, bins, limit, "index"):
+            break
+        _lower(problem, bins, limit, "all")
+        _order_at_home(problem, bins)
+    return bins
+
+
+def _fill_at_home(
+    rank_of: Ints, problem: Problem, bins: Bins, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int
+) -> None:
+    """Fill a costly micro-batch: one of its heaviest samples on every rank, and at home what costs most per token."""
+    ranks, count = problem.num_ranks, bins.count
+    by_bytes = heads[np.argsort(-problem.nbytes[heads], kind="stable")]
+    _, first = np.unique(problem.home[by_bytes], return_index=True)
+    keep = np.zeros(len(heads), np.bool_)
+    keep[first] = True
+    without = np.setdiff1d(np.arange(ranks), problem.home[by_bytes[keep]])
+    movers = by_bytes[~keep]
+    if problem.allowed is None:
+        rank_of[movers] = without[: len(movers)]
+    deficit = goal.reshape(ranks * count, -1)
+    phases = np.full(len(problem.size), phase, np.int64)
+    for some in (heads, dense):
+        kernels.fill_home(
+            some, phases, rank_of, problem.cost, problem.size, deficit, bins.room, bins.places, bins.bin_of,
+            index, index + 1, count, True, False,
+        )  # fmt: skip
+
+
+def _spread_heavy(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, heavy: Bools, first: int, allowed: int) -> None:
+    """Change `rank_of` so that heavy samples find a pack that they do not overfill."""
+    ranks, count = problem.num_ranks, bins.count
+    order = heaviest_first(problem)
+    order = order[heavy[order] & (bins.bin_of[order] < 0)]
+    if not len(order):
+        return
+    trial = Bins(count=count, bin_of=bins.bin_of.copy(), room=bins.room.copy(), places=bins.places.copy())
+    level = -(-problem.cost[bins.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
+    level += level * allowed // max(int(level.sum()) * (count - first), 1) - level
+    goal[:, first:] = np.maximum(level, 1)
+    deficit = goal.reshape(ranks * count, -1).copy()
+    if kernels.fill_home(
+        order, main_phase(problem), rank_of, problem.cost, problem.size, deficit, trial.room, trial.places,
+        trial.bin_of, first, count, count, True, False,
+    ):  # fmt: skip
+        rest = order[trial.bin_of[order] < 0]
+        _place_anywhere(problem, trial, rest, deficit, problem.cost, first)
+        placed = rest[trial.bin_of[rest] >= 0]
+        rank_of[placed] = trial.bin_of[placed] // count
+
+
+def _fill_rest(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, first: int) -> bool:
+    """Pack what is left into the micro-batches from `first` on, at home where there is room; False if there is none."""
+    ranks, count = problem.num_ranks, bins.count
+    order = heaviest_first(problem)
+    order = order[bins.bin_of[order] < 0]
+    load = np.zeros((ranks, problem.num_phases), np.int64)
+    np.add.at(load, rank_of[order], problem.cost[order])
+    goal[:, first:] = (load // max(count - first, 1))[:, None, :]
+    deficit = goal.reshape(ranks * count, -1)
+    left = kernels.fill_home(
+        order, main_phase(problem), rank_of, problem.cost, problem.size, deficit, bins.room, bins.places, bins.bin_of,
+        first, count, count, False, False,
+    )  # fmt: skip
+    if not left:
+        return True
+    return _place_anywhere(problem, bins, order[bins.bin_of[order] < 0], deficit, problem.cost, 0) == 0
+
+
+def _order_at_home(problem: Problem, bins: Bins) -> None:
+    """Renumber each rank's packs, costliest first: like meets like at every index."""
+    ranks, count = problem.num_ranks, bins.count
+    load = bins.loads(problem).sum(axis=1).reshape(ranks, count)
+    order = np.argsort(-load, axis=1, kind="stable")
+    new = np.empty((ranks, count), np.int64)
+    np.put_along_axis(new, order, np.arange(count)[None, :] + np.arange(ranks)[:, None] * count, axis=1)
+    bins.relabel(new.reshape(-1))
+
+
+def _lower(problem: Problem, bins: Bins, limit: int, between: str) -> bool:
+    """Exchange samples until the costliest packs of every index come down far enough for the sum to reach `limit`.
+
+    Between packs of one "rank" nothing moves; between packs of one "index", or "all" packs, the least bytes do.
+    Returns False where nothing was left to do.
+    """
+    ranks, count = problem.num_ranks, bins.count
+    load = bins.loads(problem)
+    largest = load.reshape(ranks, count, -1).max(axis=0)
+    excess = int(largest.sum()) - limit
+    if excess <= 0:
+        return False
+    slack = largest - column_goals(problem, bins, load)
+    share = min(excess / max(int(slack.sum()), 1), 1.0)
+    goals = largest - np.ceil(slack * share).astype(np.int64)
+    packs = np.arange(ranks * count).reshape(ranks, count)
+    exchange(
+        problem,
+        bins,
+        groups={"rank": packs, "index": packs.T, "all": packs.reshape(1, -1)}[between],
+        bins_per_unit=1,
+        excess=load - np.tile(goals, (ranks, 1)),
+        cost=problem.cost,
+        price=None if between == "rank" else _price(problem, bins),
+        rounds=2 * ROUNDS,
+        patience=count if between == "rank" else PATIENCE,
+    )
+    return True
+
+
+def _price(problem: Problem, bins: Bins) -> Ints:
+    """`[N]` bytes that a sample adds when it moves: none where it is away from home already."""
+    return np.where(bins.bin_of // bins.count == problem.home, problem.nbytes, 0)
