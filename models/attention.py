@@ -79,7 +79,7 @@ def varlen_attention(
     if unsupported:
         raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute {unsupported}, which {type(module).__name__} uses")
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    lengths = segment_lengths(query, attention_mask, cu_seq_lens_q, position_ids, causal)
+    lengths = segment_lengths(query, key.shape[2], attention_mask, cu_seq_lens_q, position_ids, causal)
     parts = [(query, key, value)]
     if lengths is not None:
         parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
@@ -90,6 +90,7 @@ def varlen_attention(
 
 def segment_lengths(
     query: torch.Tensor,
+    num_keys: int,
     attention_mask: torch.Tensor | None,
     boundaries: torch.Tensor | None,
     position_ids: torch.Tensor | None,
@@ -102,12 +103,12 @@ def segment_lengths(
             raise UnsafeModelError("position ids restart inside the row, but cu_seq_lens_q is not given: segments would mix")
         return None
     lengths = lengths_of(boundaries)
-    if sum(lengths) == size and query.shape[0] == 1 and attention_mask is None:
+    if sum(lengths) == size == num_keys and query.shape[0] == 1 and attention_mask is None:
         return lengths
     if not causal:
         return None  # boundaries of the text row that some versions hand on to the vision tower, which splits its own
     raise UnsafeModelError(
-        f"boundaries of {sum(lengths)} tokens for a batch of {query.shape[0]} rows of {size} tokens"
+        f"boundaries of {sum(lengths)} tokens for a batch of {query.shape[0]} rows of {size} tokens and {num_keys} keys"
         f"{'' if attention_mask is None else ' with an attention mask'}"
     )
 

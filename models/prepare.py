@@ -54,8 +54,8 @@ def check_model(model: nn.Module) -> None:
     if not is_transformers_model(inner):
         return
     name, advice = type(inner).__name__, "evenpack.models.prepare_model(model) sets it up"
-    decoder: Any = decoder_of(inner)
-    if not decoder._can_set_attn_implementation():
+    decoder = decoder_of(inner)
+    if not uses_interface(inner, decoder):
         raise UnsafeModelError(f"{name} has attention of its own, which never sees the boundaries of segments")
     for implementation in sorted(implementations(decoder)):
         if implementation not in HONOURING and "flash" not in implementation:
@@ -97,6 +97,12 @@ def decoder_of(model: Any) -> nn.Module:
     find = getattr(model, "get_decoder", None)
     decoder = find() if callable(find) else None
     return decoder if isinstance(decoder, nn.Module) else model
+
+
+def uses_interface(model: Any, decoder: Any) -> bool:
+    """Whether attention goes through transformers' attention interface, so that its implementation can be chosen."""
+    asked = decoder if hasattr(decoder, "_can_set_attn_implementation") else model
+    return bool(asked._can_set_attn_implementation())
 
 
 def implementations(decoder: nn.Module) -> set[str]:

@@ -83,6 +83,14 @@ def test_a_vision_tower_ignores_boundaries_of_the_text_row():
     assert torch.equal(varlen_attention(VISION, query, key, value, None, cu_seq_lens_q=boundaries([7]))[0], want)
 
 
+def test_a_pack_takes_no_cache():
+    """Keys from before the row (a cache, prefix tuning) belong to no segment."""
+    query, key, value = states()
+    longer = (torch.cat([key[:, :, :2], key], dim=2), torch.cat([value[:, :, :2], value], dim=2))
+    with pytest.raises(UnsafeModelError, match="19 tokens and 21 keys"):
+        varlen_attention(CAUSAL, query, *longer, None, cu_seq_lens_q=boundaries())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
