@@ -142,3 +142,47 @@ def test_glm_images_and_videos_in_one_row():
     raws = samples_for(adapter, seed=1, media=(1,) * 8)
     assert {"image_grid_thw", "video_grid_thw"} <= set().union(*raws)
     assert largest([alone(stock, raw) for raw in raws], packed(prepared, raws, adapter)) <= 1e-12
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    import torch.distributed as dist
+
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def ddp(model):
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def fsdp2(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in model.model.language_model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def checkpointing(model):
+    model.train().gradient_checkpointing_enable()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:`gradient_checkpointing_enable`")
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("wrap", [ddp, fsdp2, checkpointing])
+def test_wrapped_models_compute_the_same(one_rank, family, wrap):
+    plain, wrapped = prepare_model(tiny.tiny_model(family)), wrap(prepare_model(tiny.tiny_model(family)))
+    adapter = adapter_for(plain.config)
+    raws = samples_for(adapter, media=(1, 2))
+    expected = gradients(plain, packed(plain, raws, adapter))
+    actual = {name.removeprefix("module."): g for name, g in gradients(wrapped, packed(wrapped, raws, adapter)).items()}
+    full = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in actual.items()}
+    assert full.keys() == expected.keys()
+    assert largest(list(full.values()), list(expected.values())) == 0
