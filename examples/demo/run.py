@@ -1,6 +1,6 @@
 """Start the demo: one training process per rank on this machine.
 
-Usage: python examples/demo/run.py [--ranks 2] [--steps 160] [--seed 0] [--model qwen2_5_vl] [--out runs/demo]
+Usage: python examples/demo/run.py [--ranks 2] [--steps 120] [--seed 0] [--model qwen2_5_vl] [--out runs/demo]
 """
 
 import argparse
@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the options, which the training processes read again."""
     parser = argparse.ArgumentParser(description="Train a tiny vision-language model on balanced packs of real data.")
     parser.add_argument("--ranks", type=_positive, default=2, help="training processes (default: %(default)s)")
-    parser.add_argument("--steps", type=_positive, default=160, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=_positive, default=120, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of data and weights (default: %(default)s)")
     parser.add_argument("--model", choices=("qwen2_5_vl", "qwen3_vl"), default="qwen2_5_vl", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the results (default: %(default)s)")

@@ -25,9 +25,9 @@ from .run import make_parser
 from .tokenizer import shared_tokenizer
 
 #: Capacity of a pack. The longest document of the data has about 1300 tokens.
-MAX_TOKENS = 1536
-SAMPLES_PER_STEP = 12
-LEARNING_RATE = 2e-3
+MAX_TOKENS = 2048
+SAMPLES_PER_STEP = 16
+LEARNING_RATE = 1.5e-3
 WARMUP_STEPS = 10
 MAX_GRADIENT_NORM = 1.0
 
