@@ -1,10 +1,32 @@
 """Pull this rank's samples from its source, and say how that went."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from ..core import FieldShapeError, Sample
 from .describe import Described, Describer
+from .sources import Source
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where a reader stands: enough to read on from here, in another process too.
+
+    Attributes:
+        source: the source's state; None where it cannot go back.
+        waiting: samples that were read and belong to no step yet.
+        deferred: outliers that wait for their like, with the steps that each has waited.
+        index: number of samples read in this epoch.
+        exhausted: whether the source has ended.
+    """
+
+    source: Any
+    waiting: tuple[Described, ...] = ()
+    deferred: tuple[tuple[Described, int], ...] = ()
+    index: int = 0
+    exhausted: bool = False
 
 
 class Reader:
@@ -13,34 +35,65 @@ class Reader:
     An error of the source, or of a sample, is kept for the next gather: raising it here would leave the other ranks waiting.
 
     Args:
-        source: iterable of samples, or of lists of samples; read anew in every epoch.
+        source: yields samples, or lists of samples; read anew in every epoch.
         describer: checks and describes each sample.
 
     Attributes:
         waiting: described samples, in source order.
+        deferred: outliers that wait for their like, with the steps that each has waited.
         exhausted: whether the source has ended.
         error: what the source or a sample raised.
-        dropped: samples dropped by the oversize policy since `take_dropped`.
     """
 
-    def __init__(self, source: Iterable[Any], describer: Describer) -> None:
+    def __init__(self, source: Source, describer: Describer) -> None:
         self._source = source
         self._describer = describer
         self._iterator: Iterator[Any] | None = None
         self._index = 0
+        self._dropped = 0
+        self._resumed = False
         self.waiting: list[Described] = []
+        self.deferred: list[tuple[Described, int]] = []
         self.exhausted = False
         self.error: BaseException | None = None
-        self.dropped = 0
 
     def start(self) -> None:
-        """Begin an epoch; opening the source may fail like any later read."""
-        self._index, self.exhausted = 0, False
-        self.waiting = []
+        """Begin an epoch, or go on with the one that was loaded; opening the source may fail like any later read."""
+        if not self._resumed:
+            self.waiting, self.deferred, self._index, self.exhausted = [], [], 0, False
+        self._resumed = False
+        if self.exhausted:
+            return
         try:
             self._iterator = iter(self._source)
         except Exception as error:
             self.error = error
+
+    def position(self) -> Position:
+        """Return where the reader stands."""
+        return Position(
+            source=copy.deepcopy(self._source.state_dict()),  # it may be the source's own, which goes on
+            waiting=tuple(self.waiting),
+            deferred=tuple(self.deferred),
+            index=self._index,
+            exhausted=self.exhausted,
+        )
+
+    def load(self, position: Position, *, in_epoch: bool) -> None:
+        """Take up a position, before `start`.
+
+        Args:
+            position: from `position`, here or in another process.
+            in_epoch: whether the epoch goes on from there; otherwise `start` begins the next one.
+        """
+        if position.source is not None:
+            self._source.load_state_dict(position.source)
+            if not in_epoch and not position.exhausted:
+                iter(self._source)  # the epoch ended before the source did: leave it behind
+        self._resumed = in_epoch
+        if in_epoch:
+            self.waiting, self.deferred = list(position.waiting), list(position.deferred)
+            self._index, self.exhausted = position.index, position.exhausted
 
     def fill(self, count: int) -> None:
         """Read until `count` samples wait, or the source has ended or failed."""
@@ -59,11 +112,10 @@ class Reader:
         """Read one item of the source as a list of its own; None where the source has ended or failed."""
         if not self._ready():
             return None
-        before = len(self.waiting)
         self._read()
         if not self._ready():
             return None
-        items, self.waiting = self.waiting[before:], self.waiting[:before]
+        items, self.waiting = self.waiting, []
         return items
 
     def take(self, count: int) -> list[Described]:
@@ -72,8 +124,8 @@ class Reader:
         return taken
 
     def take_dropped(self) -> int:
-        """Return the number of dropped samples since the last call."""
-        dropped, self.dropped = self.dropped, 0
+        """Return the number of samples that the oversize policy dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
         return dropped
 
     def _ready(self) -> bool:
@@ -94,7 +146,7 @@ class Reader:
                 described = self._describer(raw, self._index)
                 self._index += 1
                 if described is None:
-                    self.dropped += 1
+                    self._dropped += 1
                 else:
                     self.waiting.append(described)
         except Exception as error:

@@ -81,8 +81,8 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
                 raise ValueError("scope='microbatch' needs num_microbatches: the lists that make one step")
         elif len(given) != 1:
             raise ValueError(f"give exactly one of samples_per_step and tokens_per_step, got {given or 'neither'}")
-        if self.scope != "group" and self.defer is not None:
-            raise ValueError(f"defer needs scope='group', got {self.scope!r}")
+        if self.defer is not None and (self.scope != "group" or self.samples_per_step is None):
+            raise ValueError(f"defer needs scope='group' and samples_per_step, got scope={self.scope!r}")
 
     def resolved(self, **defaults: object) -> "SchedulerConfig":
         """Return these settings with the adapter's values for what the user left open.

@@ -98,12 +98,18 @@ class Describer:
         where = f"rank {self._rank}, sample {index if name is None else repr(name)}"
         sample = raw if isinstance(raw, Sample) else prepare_sample(raw, adapter=self._adapter, where=where)
         fitted = self._fit(sample, where)
-        if fitted is None:
-            return None
-        fitted = self._cast(fitted)
-        self._note_dtypes(fitted)
-        block = Block.of(fitted)
+        return None if fitted is None else self.described(self._cast(fitted), where)
+
+    def described(self, sample: Sample, where: str) -> Described:
+        """Describe a sample that was checked before."""
+        self._note_dtypes(sample)
+        block = Block.of(sample)
         return Described(block, self._row(block, where))
+
+    def load_dtypes(self, dtypes: bytes) -> None:
+        """Take up the dtypes that an earlier run had seen."""
+        assert len(dtypes) == len(self._dtypes), (len(dtypes), len(self._dtypes))
+        self._dtypes = bytearray(dtypes)
 
     def empty_rows(self) -> np.ndarray:
         """Return no rows, of the right dtype."""

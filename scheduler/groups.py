@@ -1,17 +1,9 @@
 """Which ranks plan and exchange together."""
 
-import socket
-import zlib
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch.distributed as dist
-
-from .config import SchedulerConfig
-from .heartbeat import Heartbeat
-from .transports import HostTransport, MemoryHub, Transport
-from .transports.memory import simulated_transport
 
 
 class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,72 +78,25 @@ class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):
         data = mesh[dims[0]] if len(dims) == 1 else mesh[dims]._flatten("_".join(dims))
         return cls.of(data.get_group(), mesh[cp].get_group() if cp else None)
 
+    @classmethod
+    def from_megatron(cls, pg_collection: Any = None) -> "ProcessGroups":
+        """Take Megatron-Core's data-parallel and context-parallel groups.
+
+        Args:
+            pg_collection: a `ProcessGroupCollection` with `dp` and `cp`; None for those of `parallel_state`.
+
+        Raises:
+            ValueError: Megatron-Core's parallel state is not initialised.
+        """
+        if pg_collection is not None:
+            return cls.of(pg_collection.dp, getattr(pg_collection, "cp", None))
+        from megatron.core import parallel_state
+
+        if not parallel_state.model_parallel_is_initialized():
+            raise ValueError("initialise Megatron-Core's parallel_state first, or pass pg_collection")
+        return cls.of(parallel_state.get_data_parallel_group(), parallel_state.get_context_parallel_group())
+
     @property
     def num_replicas(self) -> int:
         """Ranks over which a wrapper averages gradients: data-parallel times context-parallel."""
         return self.num_ranks * self.cp_size
-
-    def open_channel(self, config: SchedulerConfig) -> "Channel":
-        """Build what one scheduler needs to talk to its peers; collective over `dp`.
-
-        Every scheduler has groups of its own: two of them (training, evaluation), each with a worker thread, would
-        otherwise mix up their collectives.
-        """
-        if self.dp is None or self.num_ranks == 1:
-            return Channel.over(MemoryHub(1).transport(0), MemoryHub(1).transport(0), store=None, timeout=config.timeout)
-        members = tuple(dist.get_process_group_ranks(self.dp))
-        simulated = [simulated_transport(members, self.rank, config.timeout) for _ in range(2)]
-        if simulated[0] is not None and simulated[1] is not None:
-            return Channel.over(simulated[0], simulated[1], store=None, timeout=config.timeout)
-        return self._open_gloo(config, members)
-
-    def _open_gloo(self, config: SchedulerConfig, members: tuple[int, ...]) -> "Channel":
-        import datetime
-
-        import torch
-
-        wait = datetime.timedelta(seconds=config.timeout)
-        pin = torch.cuda.is_available()
-        steps, control = (
-            HostTransport(
-                dist.new_group(list(members), backend="gloo", timeout=wait, use_local_synchronization=True),
-                timeout=config.timeout,
-                pin=pin,
-            )
-            for _ in range(2)
-        )
-        # The name of the group is unique and equal on its members: it keeps the keys of several schedulers apart.
-        store = dist.distributed_c10d._get_default_store()
-        return Channel.over(steps, control, store=store, timeout=config.timeout, name=steps.name)
-
-
-class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """One scheduler's connection to its peers.
-
-    Attributes:
-        steps: transport of the gather and the exchange of every step; the worker thread's.
-        control: transport for what the training thread asks between steps (`return_home`).
-        heartbeat: sign of life.
-        node_of_rank: `[R]`, number of each rank's node.
-    """
-
-    steps: Transport
-    control: Transport
-    heartbeat: Heartbeat
-    node_of_rank: tuple[int, ...]
-
-    @classmethod
-    def over(cls, steps: Transport, control: Transport, *, store: Any, timeout: float, name: str = "") -> "Channel":
-        """Start the heartbeat and find out which ranks share a node."""
-        host = np.array([zlib.crc32(socket.gethostname().encode())], np.int64)
-        hosts = control.gather(host.view(np.uint8)).view(np.int64)[:, 0].tolist()
-        order = list(dict.fromkeys(hosts))
-        interval = min(1.0, timeout / 20)
-        heartbeat = Heartbeat(store, name=name, rank=steps.rank, num_ranks=steps.num_ranks, interval=interval)
-        return cls(steps=steps, control=control, heartbeat=heartbeat, node_of_rank=tuple(order.index(value) for value in hosts))
-
-    def close(self) -> None:
-        """Abort what is pending and stop the heartbeat."""
-        self.steps.abort()
-        self.control.abort()
-        self.heartbeat.close()

@@ -1,28 +1,10 @@
 """`scope="microbatch"`: every list that the source yields is one pack, as it comes."""
 
-import msgspec
 import numpy as np
 
 from ..core import OversizeSampleError
-from .describe import Described
 from .plan import PlanConfig, SampleTable, StepPlan
 from .plan.fixed import plan_fixed
-from .rows import MEDIA_MASK
-
-_SHIFT = MEDIA_MASK.bit_length()
-
-
-def stamp_list(item: Described, index: int) -> Described:
-    """Note in a sample's row which list of the step it came in."""
-    row = item.row.copy()
-    row["media"] |= index << _SHIFT
-    return msgspec.structs.replace(item, row=row)
-
-
-def pack_of_rows(rows: np.ndarray) -> np.ndarray:
-    """Return int64 `[N]`, the list of each row."""
-    lists: np.ndarray = (rows["media"] >> _SHIFT).astype(np.int64)
-    return lists
 
 
 def plan_lists(table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, config: PlanConfig, cp_size: int) -> StepPlan:

@@ -2,8 +2,11 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from .relay import Relay
 
 T = TypeVar("T")
 
@@ -11,27 +14,41 @@ T = TypeVar("T")
 class Prefetcher(Generic[T]):
     """Calls `make` a fixed number of times ahead of `get`.
 
-    Every `get` allows one further call, so after k of them exactly k + depth calls were made, on every rank: the collectives
-    inside line up whatever the threads' speed.
+    Every `get` allows one further call, so after k of them exactly k + depth calls were allowed, on every rank: the
+    collectives inside line up whatever the threads' speed.
 
     Args:
         make: prepares the next item.
         depth: items prepared ahead; 0 makes each item inside `get`, on the calling thread.
         name: name of the thread.
+        relay: where `make` leaves operations for the thread that calls `get`; None where it needs none.
+        ahead: what the worker may do before the next call of `make` is allowed.
     """
 
-    def __init__(self, make: Callable[[], T], *, depth: int, name: str) -> None:
+    def __init__(
+        self,
+        make: Callable[[], T],
+        *,
+        depth: int,
+        name: str,
+        relay: Relay | None = None,
+        ahead: Callable[[], None] | None = None,
+    ) -> None:
         self._make = make
-        self._depth = depth
-        self._grants: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._ahead = ahead
+        self._relay = relay
+        self._gathers_before = relay.num_gathers if relay else 0
+        self._allowed: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._num_allowed = 0
+        self._num_made = 0
         self._closed = False
+        self._thread: threading.Thread | None = None
         if depth:
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
             for _ in range(depth):
-                self._grants.put(True)
+                self._allow()
 
     def get(self) -> T:
         """Return the next item, or raise what making it raised.
@@ -39,11 +56,13 @@ class Prefetcher(Generic[T]):
         Raises:
             RuntimeError: the prefetcher is closed.
         """
-        if self._closed:
-            raise RuntimeError("the scheduler is closed")
         if self._thread is None:
             return self._make()
-        self._grants.put(True)
+        self._allow()
+        if self._relay is not None:
+            # Up to the gather of the last step allowed, no further: what comes after it is due in the next call, however
+            # early this rank's worker asks for it.
+            self._relay.serve(self._served)
         while True:
             try:
                 item, error = self._ready.get(timeout=0.2)  # wakes up for Ctrl-C, and for a close by another thread
@@ -55,6 +74,11 @@ class Prefetcher(Generic[T]):
             raise error
         return item  # type: ignore[return-value]
 
+    def settle(self) -> None:
+        """Wait until everything that was allowed is made."""
+        while self._is_running() and self._num_made < self._num_allowed:
+            time.sleep(1e-3)
+
     def close(self, timeout: float) -> bool:
         """End the thread; what it waits for must have been aborted.
 
@@ -62,18 +86,34 @@ class Prefetcher(Generic[T]):
             Whether the thread ended within `timeout` seconds.
         """
         self._closed = True
-        if self._thread is None:
+        if self._thread is None or self._thread is threading.current_thread():
             return True
-        self._grants.put(False)
-        if self._thread is threading.current_thread():
-            return True
+        self._allowed.put(False)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _allow(self) -> None:
+        self._num_allowed += 1
+        self._allowed.put(True)
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _served(self) -> bool:
+        assert self._relay is not None
+        gathers = self._relay.num_gathers - self._gathers_before
+        return max(gathers, self._num_made) >= self._num_allowed or not self._is_running()
+
     def _run(self) -> None:
-        while self._grants.get() and not self._closed:
+        while True:
+            if self._ahead is not None:
+                self._ahead()
+            if not self._allowed.get() or self._closed:
+                return
             try:
-                self._ready.put((self._make(), None))
+                made = (self._make(), None)
             except BaseException as error:
                 self._ready.put((None, error))
                 return
+            self._num_made += 1
+            self._ready.put(made)

@@ -2,25 +2,49 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from ..core import CorruptBlockError, EvenpackError, PeerLostError
+from ..core import CorruptBlockError, EvenpackError, PeerLostError, Sample
 from ..core.fields import dtype_of
 from .budget import rounds_within
+from .channel import Channel
 from .collect import Reader
 from .describe import Described, Describer
 from .exchange import exchange, plan_number
 from .gather import Gatherer, RankState
-from .groups import Channel
-from .lists import pack_of_rows, plan_lists, stamp_list
+from .lists import plan_lists
+from .outliers import waiting_outliers
 from .plan import SampleTable, StepPlan
-from .rows import Gathered
+from .relay import Relay
+from .rows import Gathered, note_of, with_note
+from .state import Checkpoint
 from .stats import step_stats
 from .step import PackedStep, StepContext
 from .transports import TransportError
 
 Planner = Callable[..., StepPlan]
+
+
+_NOBODY = np.zeros(0, np.int64)
+
+
+class Brought(NamedTuple):
+    """What goes into a step.
+
+    Attributes:
+        mine: this rank's samples of the step, in table order.
+        gathered: everyone's rows.
+        waits: for every deferred sample of the group, the steps it has waited.
+        fresh: what this rank took from its source for the step, deferred samples among it.
+    """
+
+    mine: list[Described]
+    gathered: Gathered
+    waits: np.ndarray
+    fresh: list[Described]
 
 
 class Preparer:
@@ -33,6 +57,10 @@ class Preparer:
         gatherer: the gather.
         planner: a function with `plan_step`'s signature.
         context: what all steps share.
+        relay: takes operations that belong on the training thread; None where this is the training thread.
+
+    Attributes:
+        step: number of the next step.
     """
 
     def __init__(
@@ -44,6 +72,7 @@ class Preparer:
         gatherer: Gatherer,
         planner: Planner,
         context: StepContext,
+        relay: Relay | None = None,
     ) -> None:
         self._reader = reader
         self._describer = describer
@@ -51,50 +80,78 @@ class Preparer:
         self._gatherer = gatherer
         self._planner = planner
         self._context = context
+        self._relay = relay
         self._digest = 0
         self._ended = False
         self.step = 0
 
     def start_epoch(self) -> None:
-        """Begin to read the source anew."""
+        """Begin to read the source anew, or go on where a loaded checkpoint stands."""
         self._ended = False
         self._reader.start()
 
-    def __call__(self) -> PackedStep | None:
-        """Return the next step, or None where the epoch has ended on all ranks.
+    def checkpoint(self, *, in_epoch: bool) -> Checkpoint:
+        """Return where the next step begins."""
+        return Checkpoint(
+            step=self.step,
+            plan=self._digest,
+            dtypes=self._describer.dtypes,
+            in_epoch=in_epoch,
+            position=self._reader.position(),
+        )
+
+    @property
+    def waiting(self) -> list[Described]:
+        """Samples that were read and belong to no step yet."""
+        return list(self._reader.waiting)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go to a checkpoint, before `start_epoch`."""
+        self.step, self._digest = checkpoint.step, checkpoint.plan
+        self._describer.load_dtypes(checkpoint.dtypes)
+        self._reader.load(checkpoint.position, in_epoch=checkpoint.in_epoch)
+
+    def ahead(self) -> None:
+        """Read what the next step will likely need, without a word to the others."""
+        if not self._ended and self._context.config.samples_per_step is not None:
+            self._reader.fill(self._context.config.samples_per_step)
+
+    def __call__(self) -> "Prepared":
+        """Return the next step.
 
         Raises:
             EvenpackError: the same error on every rank, unless this rank alone is cut off.
         """
         if self._ended:
-            return None
+            return Prepared(None, self.checkpoint(in_epoch=False), ())
         try:
             return self._make()
         except TransportError as error:
             raise self._lost(error) from error
 
-    def _make(self) -> PackedStep | None:
+    def _make(self) -> "Prepared":
         started = time.monotonic()
         self._channel.heartbeat.at(f"collecting step {self.step}")
-        mine, gathered = self._brought()
+        mine, gathered, waits, fresh = self._brought()
         if not len(gathered) or self._stops(gathered):
             self._ended = True
-            return None
+            return Prepared(None, self.checkpoint(in_epoch=False), ())
         table = gathered.table(self._context.config.segment_align(self._context.cp_size))
         self._channel.heartbeat.at(f"planning step {self.step}")
         plan = self._plan(table, gathered)
         self._digest = plan_number(plan)
-        self._channel.heartbeat.at(f"exchanging step {self.step}")
-        try:
-            samples = exchange(self._channel.steps, table, plan, mine, pin=self._context.pin)
-        except CorruptBlockError as error:
-            self._announce(error)
-            raise
-        seconds = time.monotonic() - started
-        stats = step_stats(table, plan, step=self.step, dropped=gathered.dropped, seconds=seconds)
-        pixels = gathered.dtypes.get("pixel_values") or gathered.dtypes.get("pixel_values_videos") or "float32"
+        samples = self._exchanged(table, plan, mine)
+        stats = step_stats(
+            table,
+            plan,
+            step=self.step,
+            dropped=gathered.dropped,
+            waits=waits,
+            seconds=time.monotonic() - started,
+        )
         self.step += 1
-        return PackedStep(
+        pixels = gathered.dtypes.get("pixel_values") or gathered.dtypes.get("pixel_values_videos") or "float32"
+        step = PackedStep(
             self._context,
             table=table,
             plan=plan,
@@ -103,19 +160,32 @@ class Preparer:
             stats=stats,
             media_dtype=dtype_of(pixels),
         )
+        return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh))
 
-    def _brought(self) -> tuple[list[Described], Gathered]:
-        """Return this rank's samples of the step, and everyone's rows."""
+    def _brought(self) -> "Brought":
         config = self._context.config
         if config.scope == "microbatch":
             mine = self._read_lists(config.num_microbatches or 1)
-        elif config.tokens_per_step is not None:
+            return Brought(mine, self._gather(mine), _NOBODY, mine)
+        if config.tokens_per_step is not None:
             return self._brought_by_tokens(config.tokens_per_step)
-        else:
-            assert config.samples_per_step is not None
-            self._reader.fill(config.samples_per_step)
-            mine = self._reader.take(config.samples_per_step)
-        return mine, self._gather(mine)
+        assert config.samples_per_step is not None
+        self._reader.fill(config.samples_per_step)
+        mine = self._reader.take(config.samples_per_step)
+        if config.defer is None:
+            return Brought(mine, self._gather(mine), _NOBODY, mine)
+        return self._brought_with_deferral(mine, config.defer)
+
+    def _brought_with_deferral(self, fresh: list[Described], limit: int) -> "Brought":
+        reader = self._reader
+        mine = [*reader.deferred, *((item, 0) for item in fresh)]
+        noted = [msgspec.structs.replace(item, row=with_note(item.row, waited)) for item, waited in mine]
+        gathered = self._gather(noted)
+        waits = waiting_outliers(gathered, num_ranks=self._channel.steps.num_ranks, limit=limit)
+        mine_wait = waits[gathered.home == self._context.rank].tolist()
+        reader.deferred = [(item, waited + 1) for (item, waited), wait in zip(mine, mine_wait, strict=True) if wait]
+        kept = [item for (item, _), wait in zip(mine, mine_wait, strict=True) if not wait]
+        return Brought(kept, gathered.select(~waits), note_of(gathered.rows[waits]) + 1, fresh)
 
     def _read_lists(self, count: int) -> list[Described]:
         mine: list[Described] = []
@@ -123,10 +193,10 @@ class Preparer:
             items = self._reader.read_list()
             if items is None:
                 break
-            mine.extend(stamp_list(item, index) for item in items)
+            mine += [msgspec.structs.replace(item, row=with_note(item.row, index)) for item in items]
         return mine
 
-    def _brought_by_tokens(self, budget: int) -> tuple[list[Described], Gathered]:
+    def _brought_by_tokens(self, budget: int) -> "Brought":
         reader, num_ranks = self._reader, self._channel.steps.num_ranks
         wanted = -(-budget // num_ranks)
         while True:
@@ -135,25 +205,41 @@ class Preparer:
             taken, enough = rounds_within(gathered, budget=budget, num_ranks=num_ranks)
             if enough:
                 chosen = gathered.select(taken)
-                return reader.take(int(chosen.counts(num_ranks)[self._context.rank])), chosen
+                mine = reader.take(int(chosen.counts(num_ranks)[self._context.rank]))
+                return Brought(mine, chosen, _NOBODY, mine)
             wanted *= 2  # some rank ran out of waiting samples before the budget did: all look further ahead
 
     def _gather(self, mine: list[Described], error: BaseException | None = None) -> Gathered:
         self._channel.heartbeat.at(f"gathering step {self.step}")
         reader = self._reader
         rows = np.stack([item.row for item in mine]) if mine else self._describer.empty_rows()
-        return self._gatherer(
-            RankState(
-                step=self.step,
-                rows=rows,
-                exhausted=reader.exhausted,
-                dropped=reader.take_dropped(),
-                error=error or reader.error,
-                plan_digest=self._digest,
-                dtypes=self._describer.dtypes,
-                free_fields=tuple(self._describer.free_fields),
-            )
+        state = RankState(
+            step=self.step,
+            rows=rows,
+            exhausted=reader.exhausted,
+            dropped=reader.take_dropped(),
+            error=error or reader.error,
+            plan_digest=self._digest,
+            dtypes=self._describer.dtypes,
+            free_fields=tuple(self._describer.free_fields),
         )
+        if self._relay is not None and self._channel.gathers_on_device:
+            return self._relay.call(lambda: self._gatherer(state), is_gather=True)
+        return self._gatherer(state)
+
+    def _exchanged(self, table: SampleTable, plan: StepPlan, mine: list[Described]) -> dict[int, Sample]:
+        self._channel.heartbeat.at(f"exchanging step {self.step}")
+
+        def operation() -> dict[int, Sample]:
+            return exchange(self._channel.steps, table, plan, mine, pin=self._context.pin)
+
+        try:
+            if self._relay is not None and self._channel.exchanges_on_device:
+                return self._relay.call(operation)
+            return operation()
+        except CorruptBlockError as error:
+            self._announce(error)
+            raise
 
     def _stops(self, gathered: Gathered) -> bool:
         config = self._context.config
@@ -165,12 +251,12 @@ class Preparer:
         return bool((counts < config.samples_per_step).any())
 
     def _plan(self, table: SampleTable, gathered: Gathered) -> StepPlan:
-        config, num_ranks = self._context.config, self._channel.steps.num_ranks
-        common = {"num_ranks": num_ranks, "config": config, "cp_size": self._context.cp_size}
+        config, num_ranks, cp_size = self._context.config, self._channel.steps.num_ranks, self._context.cp_size
         if config.scope == "microbatch":
-            return plan_lists(table, pack_of_rows(gathered.rows), **common)  # type: ignore[arg-type]
-        peers = [[rank] for rank in range(num_ranks)] if config.scope == "rank" else None
-        return self._planner(table, node_of_rank=self._channel.node_of_rank, peers=peers, **common)
+            return plan_lists(table, note_of(gathered.rows), num_ranks=num_ranks, config=config, cp_size=cp_size)
+        peers = [[rank] for rank in range(num_ranks)] if config.scope == "rank" else self._channel.peers
+        nodes = self._channel.node_of_rank
+        return self._planner(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=nodes, peers=peers)
 
     def _announce(self, error: EvenpackError) -> None:
         """Tell the other ranks, who are a step ahead, why this one stops."""
@@ -186,3 +272,17 @@ class Preparer:
             return PeerLostError(f"{names} stopped answering at step {self.step}: {error}")
         others = ", ".join(f"rank {rank}: {sign}" for rank, sign in self._channel.heartbeat.stages())
         return PeerLostError(f"a rank did not come to step {self.step}, all are alive ({others or 'no heartbeat'}): {error}")
+
+
+class Prepared(msgspec.Struct, frozen=True, eq=False):
+    """A step, and what a resume behind it needs.
+
+    Attributes:
+        step: the step; None where the epoch has ended.
+        behind: where the next step begins.
+        fresh: what this rank took from its source for it, in order.
+    """
+
+    step: PackedStep | None
+    behind: Checkpoint
+    fresh: tuple[Described, ...]

@@ -12,7 +12,7 @@ from .plan import SampleTable
 #: Tensor fields of free dtype whose dtype the header carries; more than any family declares.
 MAX_FREE_DTYPES = 16
 
-#: Bits of a row's `media` that are modalities; above them lies the number of its list (`scheduler.lists`).
+#: Bits of a row's `media` that are modalities; above them lies its note.
 MEDIA_MASK = 0xFF
 
 HEADER = np.dtype(
@@ -29,6 +29,19 @@ HEADER = np.dtype(
         ("dtypes", "u1", MAX_FREE_DTYPES),
     ]
 )
+
+
+def with_note(row: np.ndarray, note: int) -> np.ndarray:
+    """Return a copy of a row with a number of its own: its list (`scheduler.lists`), or the steps it has waited."""
+    noted = row.copy()
+    noted["media"] = (row["media"] & MEDIA_MASK) | (note << MEDIA_MASK.bit_length())
+    return noted
+
+
+def note_of(rows: np.ndarray) -> np.ndarray:
+    """Return int64 `[N]`, the note of each row; 0 where there is none."""
+    notes: np.ndarray = (rows["media"] >> MEDIA_MASK.bit_length()).astype(np.int64)
+    return notes
 
 
 class Status(IntEnum):

@@ -2,7 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from ..core import Field
 from ..models import ModelAdapter
 from ..models.cost import CostCoefficients
 from .blocks import WIRE_VERSION
+from .channel import open_channel
 from .collect import Reader
 from .config import SchedulerConfig
 from .cost import CostModel
@@ -23,7 +25,10 @@ from .groups import ProcessGroups
 from .handshake import agree
 from .plan import CODE_VERSION, plan_step, warm_up
 from .prefetch import Prefetcher
-from .prepare import Planner, Preparer
+from .prepare import Planner, Prepared, Preparer
+from .relay import Relay
+from .sources import LoaderSource, as_source
+from .state import Checkpoint, check_same_ranks, from_state, reshard, to_state, with_in_flight
 from .stats import StepStats
 from .step import PackedStep, StepContext
 
@@ -77,23 +82,27 @@ class PackingScheduler(Iterator[PackedStep]):
         cost = cost or default_cost(adapter)
         config = config.resolved(**dummy_settings(adapter, cost))
         warm_up()
-        self._source = source
         self._config = config
-        self._num_ranks = groups.num_ranks
-        self._channel = groups.open_channel(config)
-        self._stats: StepStats | None = None
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._in_epoch = False
+        self._groups = groups
+        self._source = as_source(source)
+        self._original = source
+        self._channel = open_channel(groups, config)
+        self._describer = Describer(adapter=adapter, cost=cost, config=config, cp_size=groups.cp_size, rank=groups.rank)
+        self._relay = Relay() if config.prefetch and self._channel.gathers_on_device else None
         try:
-            self._preparer = self._build(adapter, groups, cost, planner)
+            self._preparer = self._build(adapter, cost, planner)
         except BaseException:
             self._channel.close()
             raise
-        self._prefetcher: Prefetcher[PackedStep | None] | None = None
+        self._prefetcher: Prefetcher[Prepared] | None = None
+        self._stats: StepStats | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._behind: Checkpoint | None = None
+        self._in_flight: deque[Prepared] = deque()
 
-    def _build(self, adapter: ModelAdapter, groups: ProcessGroups, cost: SampleCost, planner: Planner) -> Preparer:
-        config, channel = self._config, self._channel
+    def _build(self, adapter: ModelAdapter, cost: SampleCost, planner: Planner) -> Preparer:
+        config, groups, channel = self._config, self._groups, self._channel
         terms = {
             "version": __version__,
             "wire_version": WIRE_VERSION,
@@ -103,8 +112,9 @@ class PackingScheduler(Iterator[PackedStep]):
             "fields": {field.name: msgspec.to_builtins(field) for field in adapter.fields},
             **{key: value for key, value in msgspec.to_builtins(config).items() if key not in ("timeout", "prefetch")},
         }
+        if channel.gathers_on_device:
+            terms["prefetch"] = config.prefetch  # the order of the training thread's collectives follows from it
         format_digest = digest_of(agree(channel.steps, terms))
-        describer = Describer(adapter=adapter, cost=cost, config=config, cp_size=groups.cp_size, rank=groups.rank)
         context = StepContext(
             adapter=adapter,
             config=config,
@@ -115,12 +125,13 @@ class PackingScheduler(Iterator[PackedStep]):
             pin=torch.cuda.is_available(),
         )
         return Preparer(
-            reader=Reader(self._source, describer),
-            describer=describer,
+            reader=Reader(self._source, self._describer),
+            describer=self._describer,
             channel=channel,
             gatherer=Gatherer(channel.steps, format_digest=format_digest, slots=config.samples_per_step or 64),
             planner=planner,
             context=context,
+            relay=self._relay,
         )
 
     @property
@@ -141,19 +152,21 @@ class PackingScheduler(Iterator[PackedStep]):
             raise RuntimeError("the scheduler is closed")
         if self._failure is not None:
             raise self._failure
-        if not self._in_epoch:
+        if self._prefetcher is None:
             self._begin_epoch()
         assert self._prefetcher is not None
         try:
-            step = self._prefetcher.get()
+            prepared = self._prefetcher.get()
         except Exception as error:
             self._failure = error
             raise
-        if step is None:
+        self._in_flight.popleft()
+        self._behind = prepared.behind
+        if prepared.step is None:
             self._end_epoch()
             raise StopIteration
-        self._stats = step.stats
-        return step
+        self._stats = prepared.step.stats
+        return prepared.step
 
     def __len__(self) -> int:
         """Number of steps of an epoch, if every rank's source is as long as this one's; no collective.
@@ -164,8 +177,67 @@ class PackingScheduler(Iterator[PackedStep]):
         per_step = self._config.samples_per_step
         if per_step is None:
             raise TypeError("steps that are not counted in samples per rank have no length known beforehand")
-        samples = source_length(self._source)
+        samples = len(self._source if isinstance(self._source, LoaderSource) else self._original)
         return -(-samples // per_step) if self._config.on_exhausted == "drain" else samples // per_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state behind the last step that was handed out; every rank saves its own.
+
+        The samples of prepared steps are read again after a resume, where the source can go back; where it cannot, they are
+        part of the state, and this call waits until the worker is done with what it reads.
+
+        Returns:
+            Plain data and the source's own state, to be saved with `torch.save` or the like.
+        """
+        rank, num_ranks = self._groups.rank, self._groups.num_ranks
+        behind = self._behind or self._preparer.checkpoint(in_epoch=False)
+        if self._prefetcher is not None and behind.position.source is None:
+            if self._config.scope == "microbatch":
+                raise ValueError("with scope='microbatch', a source that cannot go back has no state")
+            self._prefetcher.settle()
+            fresh = [item for prepared in self._in_flight for item in prepared.fresh]
+            behind = with_in_flight(behind, fresh, self._preparer.waiting)
+        return to_state(behind, rank=rank, num_ranks=num_ranks)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a state that this rank saved, in a job of as many ranks; every rank does, before its next step.
+
+        Raises:
+            ValueError: no state of this version, of another rank, or of a job of another size.
+        """
+        check_same_ranks(state, self._groups.rank, self._groups.num_ranks)
+        self._load(state)
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go to the states of all ranks of a job of any size; every rank passes the same.
+
+        Samples in flight are dealt out anew. What the sources had not read yet is theirs to divide: a source needs
+        `load_state_dicts`, unless it is an iterator, which stands where the user left it.
+
+        Raises:
+            ValueError: states that do not belong together, or a source that cannot divide them.
+        """
+        rank, num_ranks = self._groups.rank, self._groups.num_ranks
+        if len(states) == num_ranks and {state.get("num_ranks") for state in states} == {num_ranks}:
+            return self.load_state_dict(next(state for state in states if state.get("rank") == rank))
+        mine = reshard(states, rank, num_ranks)
+        positions = [state["source"] for state in sorted(states, key=lambda state: state["rank"])]
+        if any(position is not None for position in positions):
+            divide = getattr(self._source, "load_state_dicts", None)
+            if divide is None:
+                raise ValueError(
+                    f"the states are of {len(states)} ranks, this job has {num_ranks}, and {type(self._original).__name__} "
+                    "has no load_state_dicts to divide what those ranks had not read yet"
+                )
+            divide(positions)
+        self._load(mine)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        checkpoint = from_state(state, self._describer)
+        if self._prefetcher is not None:
+            raise ValueError("load the state before the first step, or between epochs")
+        self._preparer.load(checkpoint)
+        self._behind = checkpoint
 
     def close(self) -> None:
         """Stop preparing steps, end the threads and leave the group; may be called at any time, and again."""
@@ -173,6 +245,8 @@ class PackingScheduler(Iterator[PackedStep]):
             return
         self._closed = True
         self._channel.close()
+        if self._relay is not None:
+            self._relay.close()
         self._end_epoch()
 
     def __enter__(self) -> Self:
@@ -183,11 +257,21 @@ class PackingScheduler(Iterator[PackedStep]):
 
     def _begin_epoch(self) -> None:
         self._preparer.start_epoch()
-        self._prefetcher = Prefetcher(self._preparer, depth=self._config.prefetch, name="evenpack-prefetch")
-        self._in_epoch = True
+        self._in_flight.clear()
+        self._prefetcher = Prefetcher(
+            self._prepare,
+            depth=self._config.prefetch,
+            name="evenpack-prefetch",
+            relay=self._relay,
+            ahead=self._preparer.ahead if self._relay is not None else None,
+        )
+
+    def _prepare(self) -> Prepared:
+        prepared = self._preparer()
+        self._in_flight.append(prepared)
+        return prepared
 
     def _end_epoch(self) -> None:
-        self._in_epoch = False
         if self._prefetcher is None:
             return
         started = time.monotonic()
@@ -203,15 +287,3 @@ class PackingScheduler(Iterator[PackedStep]):
 def default_cost(adapter: ModelAdapter) -> CostModel:
     """Return the cost model of a typical model of 7 billion parameters, with a vision tower where the family has one."""
     return CostModel.from_coefficients(_TYPICAL_VISION if adapter.patch_dim else _TYPICAL)
-
-
-def source_length(source: Any) -> int:
-    """Return the number of samples of a source.
-
-    Raises:
-        TypeError: the source has no length.
-    """
-    if isinstance(source, torch.utils.data.DataLoader) and source.batch_size is not None:
-        total = len(source.sampler)  # type: ignore[arg-type]
-        return total // source.batch_size * source.batch_size if source.drop_last else total
-    return len(source)

@@ -15,6 +15,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
         step: number of the step, from 0.
         num_samples: samples that are computed.
         num_dropped: samples that a policy (`oversize`, `leftover`) left out.
+        num_deferred: outliers that wait for a later step.
+        longest_wait: most steps that one of them has waited.
         num_microbatches: packs per rank.
         num_dummy_packs: packs without a sample.
         tokens: real tokens.
@@ -32,6 +34,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     num_samples: int
     num_dropped: int
+    num_deferred: int
+    longest_wait: int
     num_microbatches: int
     num_dummy_packs: int
     tokens: int
@@ -60,7 +64,9 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
         return {**msgspec.to_builtins(self), "padding_share": self.padding_share}
 
 
-def step_stats(table: SampleTable, plan: StepPlan, *, step: int, dropped: int, seconds: float = 0.0) -> StepStats:
+def step_stats(
+    table: SampleTable, plan: StepPlan, *, step: int, dropped: int, waits: np.ndarray, seconds: float = 0.0
+) -> StepStats:
     """Compute the figures of a step.
 
     Args:
@@ -68,6 +74,7 @@ def step_stats(table: SampleTable, plan: StepPlan, *, step: int, dropped: int, s
         plan: their plan.
         step: number of the step.
         dropped: samples dropped before planning.
+        waits: for every deferred sample, the steps it has waited.
         seconds: time that preparing the step took on this rank.
     """
     kept = plan.rank >= 0
@@ -82,6 +89,8 @@ def step_stats(table: SampleTable, plan: StepPlan, *, step: int, dropped: int, s
         step=step,
         num_samples=int(kept.sum()),
         num_dropped=dropped + int((~kept).sum()),
+        num_deferred=len(waits),
+        longest_wait=int(waits.max(initial=0)),
         num_microbatches=plan.num_microbatches,
         num_dummy_packs=int(plan.is_dummy.sum()),
         tokens=int(table.tokens[kept].sum()),

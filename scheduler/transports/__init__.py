@@ -1,7 +1,19 @@
 """How integers and blocks travel between the ranks of a data-parallel group."""
 
 from .base import Aborted, Transport, TransportError
+from .device import DeviceTransport, fixed_peers
 from .host import HostTransport
 from .memory import MemoryHub, MemoryTransport
+from .mixed import MixedTransport
 
-__all__ = ["Aborted", "HostTransport", "MemoryHub", "MemoryTransport", "Transport", "TransportError"]
+__all__ = [
+    "Aborted",
+    "DeviceTransport",
+    "HostTransport",
+    "MemoryHub",
+    "MemoryTransport",
+    "MixedTransport",
+    "Transport",
+    "TransportError",
+    "fixed_peers",
+]

@@ -1,13 +1,19 @@
 """Transport over a gloo group: bytes in host memory."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from .base import Aborted, TransportError, wait_until
 
-# Newer releases of torch renamed it.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+def all_gather_bytes(out: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
+    """Start an all-gather of equal parts into one tensor; return its work."""
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # newer releases of torch renamed it
+    return call(out, mine, group=group, async_op=True)
 
 
 class HostTransport:
@@ -35,7 +41,7 @@ class HostTransport:
     def gather(self, data: np.ndarray) -> np.ndarray:
         out = torch.empty(self.num_ranks * data.size, dtype=torch.uint8)
         mine = torch.from_numpy(data)
-        self._run("gather", lambda: _all_gather(out, mine, group=self._group, async_op=True))
+        self._run("gather", lambda: all_gather_bytes(out, mine, self._group))
         return out.view(self.num_ranks, data.size).numpy()
 
     def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
@@ -49,7 +55,7 @@ class HostTransport:
     def abort(self) -> None:
         self._aborted = True
 
-    def _run(self, what: str, start) -> None:  # type: ignore[no-untyped-def]
+    def _run(self, what: str, start: Callable[[], Any]) -> None:
         if self._aborted:
             raise Aborted(what)
         try:

@@ -1,0 +1,103 @@
+"""One scheduler's connection to its peers."""
+
+import datetime
+import socket
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .config import SchedulerConfig
+from .groups import ProcessGroups
+from .heartbeat import Heartbeat
+from .transports import DeviceTransport, HostTransport, MemoryHub, MixedTransport, Transport, fixed_peers
+from .transports.memory import simulated_transport
+
+#: A collective may take this share of `timeout`; the rest is for finding out who is missing.
+_PATIENCE = 0.75
+
+
+class Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """Transports and sign of life of one scheduler.
+
+    Attributes:
+        steps: transport of the gather and the exchange of every step.
+        control: transport for what the training thread asks between steps (`return_home`).
+        heartbeat: sign of life.
+        node_of_rank: `[R]`, number of each rank's node.
+        peers: for every rank, the ranks it may send blocks to; None for any.
+        gathers_on_device: the gather belongs on the training thread.
+        exchanges_on_device: the exchange does.
+    """
+
+    steps: Transport
+    control: Transport
+    heartbeat: Heartbeat
+    node_of_rank: tuple[int, ...]
+    peers: list[list[int]] | None = None
+    gathers_on_device: bool = False
+    exchanges_on_device: bool = False
+
+    def close(self) -> None:
+        """Abort what is pending and stop the heartbeat."""
+        self.steps.abort()
+        self.control.abort()
+        self.heartbeat.close()
+
+
+def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:
+    """Build what one scheduler needs to talk to its peers; collective over the data-parallel group.
+
+    Every scheduler has groups of its own: two of them (training, evaluation), each with a worker thread, would otherwise mix
+    up their collectives.
+    """
+    patience = config.timeout * _PATIENCE
+    if groups.dp is None or groups.num_ranks == 1:
+        return _started(MemoryHub(1).transport(0), MemoryHub(1).transport(0), config)
+    members = tuple(dist.get_process_group_ranks(groups.dp))
+    first, second = (simulated_transport(members, groups.rank, patience) for _ in range(2))
+    if first is not None and second is not None:
+        peers = fixed_peers(groups.num_ranks, config.max_peers) if config.transport == "device" else None
+        return _started(first, second, config, peers=peers)
+    return _open_groups(groups, config, members, patience)
+
+
+def _open_groups(groups: ProcessGroups, config: SchedulerConfig, members: tuple[int, ...], patience: float) -> Channel:
+    def new_group(backend: str) -> Any:
+        wait = datetime.timedelta(seconds=patience)
+        return dist.new_group(list(members), backend=backend, timeout=wait, use_local_synchronization=True)
+
+    pin = torch.cuda.is_available()
+    # The store of the job has no public accessor; without one, a lost rank could not be named.
+    store = dist.distributed_c10d._get_default_store()
+    control = HostTransport(new_group("gloo"), timeout=patience, pin=pin)
+    has_nccl = "nccl" in str(dist.get_backend_config(groups.dp))
+    if config.transport == "host" or (config.transport == "auto" and not has_nccl):
+        steps = HostTransport(new_group("gloo"), timeout=patience, pin=pin)
+        return _started(steps, control, config, store=store, name=control.name)
+    device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
+    peers = fixed_peers(groups.num_ranks, config.max_peers)
+    on_device = DeviceTransport(new_group("nccl" if has_nccl else "gloo"), device=device, peers=peers, timeout=patience)
+    if config.transport == "device":
+        return _started(
+            on_device, control, config, store=store, name=control.name, peers=peers, gathers_on_device=True,
+            exchanges_on_device=True,
+        )  # fmt: skip
+    mixed = MixedTransport(on_device, HostTransport(new_group("gloo"), timeout=patience, pin=pin))
+    return _started(mixed, control, config, store=store, name=control.name, gathers_on_device=True)
+
+
+def _started(
+    steps: Transport, control: Transport, config: SchedulerConfig, *, store: Any = None, name: str = "", **more: Any
+) -> Channel:
+    """Find out which ranks share a node, and start the heartbeat."""
+    host = np.array([zlib.crc32(socket.gethostname().encode())], np.int64)
+    hosts = control.gather(host.view(np.uint8)).view(np.int64)[:, 0].tolist()
+    order = list(dict.fromkeys(hosts))
+    interval = min(1.0, config.timeout / 20)
+    heartbeat = Heartbeat(store, name=name, rank=steps.rank, num_ranks=steps.num_ranks, interval=interval)
+    nodes = tuple(order.index(value) for value in hosts)
+    return Channel(steps=steps, control=control, heartbeat=heartbeat, node_of_rank=nodes, **more)

@@ -1,0 +1,94 @@
+"""`torch.utils.data.DataLoader`, whose order depends on random states."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+
+class LoaderSource:
+    """A `DataLoader`: its position is the random states at the start of the epoch, and the number of items read since.
+
+    Resuming starts the same epoch again and discards that many items; torchdata's `StatefulDataLoader` resumes faster. The
+    loader's order must follow from its generator, its sampler's generator or epoch, or torch's global random state.
+
+    Args:
+        loader: the loader, with `batch_size=None` or a `collate_fn` that leaves lists of samples as they are.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._start: dict[str, Any] = {}  # empty between epochs
+        self._count = 0
+        self._resume = False
+        self._opened = False
+
+    def __iter__(self) -> Iterator[Any]:
+        outside = torch.get_rng_state()
+        resumed, self._resume = self._resume, False
+        if resumed:
+            self._restore(self._start)
+        else:
+            self._start, self._count = self._record(), 0
+        self._opened = True
+        iterator = iter(self._loader)
+        # A sampler draws its seed at the first item. Reading that one here keeps the draw on the calling thread, in order
+        # with the training loop's own draws.
+        head = list(itertools.islice(iterator, 1))
+        if resumed:
+            torch.set_rng_state(outside)
+        return self._items(itertools.chain(head, iterator), self._count)
+
+    def __len__(self) -> int:
+        """Number of samples, not of batches."""
+        loader = self._loader
+        if loader.batch_size is None:
+            return len(loader)
+        total = len(loader.sampler)  # type: ignore[arg-type]
+        return total // loader.batch_size * loader.batch_size if loader.drop_last else total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random states at the start of the epoch and the number of items read."""
+        return {"count": self._count, "in_epoch": bool(self._start), "start": self._start or self._record()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin that epoch again when next read, or, between epochs, restore the generators."""
+        self._count, self._resume = state["count"], state["in_epoch"]
+        self._start = state["start"] if self._resume else {}
+        if not self._resume:
+            self._restore({key: value for key, value in state["start"].items() if key != "global"})
+
+    def _items(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
+        for _ in itertools.islice(iterator, skip):
+            pass
+        for item in iterator:
+            self._count += 1
+            yield item
+        self._count, self._start = 0, {}
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        owners = {"loader": self._loader, "sampler": self._loader.sampler}
+        found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
+        return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}
+
+    def _record(self) -> dict[str, Any]:
+        states: dict[str, Any] = {"global": torch.get_rng_state(), "opened": self._opened}
+        states.update({name: generator.get_state() for name, generator in self._generators().items()})
+        if hasattr(self._loader.sampler, "epoch"):
+            states["epoch"] = self._loader.sampler.epoch
+        return states
+
+    def _restore(self, states: dict[str, Any]) -> None:
+        if states["opened"] and not self._opened and self._loader.persistent_workers:
+            # Persistent workers draw from the generator when they start, not in later epochs: start them before it is set.
+            iter(self._loader)
+            self._opened = True
+        if "global" in states:
+            torch.set_rng_state(states["global"])
+        for name, generator in self._generators().items():
+            if name in states:
+                generator.set_state(states[name])
+        if "epoch" in states:
+            self._loader.sampler.epoch = states["epoch"]  # type: ignore[attr-defined]

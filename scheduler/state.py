@@ -1,0 +1,157 @@
+"""The scheduler's state: rank-local, plain data, exact at every step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from .blocks import read_block
+from .collect import Position
+from .describe import Described, Describer
+
+VERSION = 1
+_KEYS = (
+    "version",
+    "rank",
+    "num_ranks",
+    "step",
+    "plan",
+    "dtypes",
+    "in_epoch",
+    "source",
+    "waiting",
+    "deferred",
+    "index",
+    "exhausted",
+)
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where a scheduler stands behind the last step that it handed out.
+
+    Attributes:
+        step: number of the next step.
+        plan: digest of the last plan.
+        dtypes: dtype codes of the fields of free dtype.
+        in_epoch: whether the epoch goes on.
+        position: where the reader stands.
+    """
+
+    step: int
+    plan: int
+    dtypes: bytes
+    in_epoch: bool
+    position: Position
+
+
+def with_in_flight(behind: Checkpoint, fresh: Sequence[Described], waiting: Sequence[Described]) -> Checkpoint:
+    """Return a checkpoint that holds everything read since, for a source that cannot go back.
+
+    Args:
+        behind: where the last step that was handed out ends.
+        fresh: what was read for the steps prepared since, in order.
+        waiting: what was read and belongs to no step yet.
+    """
+    position = msgspec.structs.replace(behind.position, waiting=(*fresh, *waiting))
+    return msgspec.structs.replace(behind, position=position)
+
+
+def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int) -> dict[str, Any]:
+    """Return a checkpoint as plain data: numbers, bytes, and the source's own state."""
+    position = checkpoint.position
+    return {
+        "version": VERSION,
+        "rank": rank,
+        "num_ranks": num_ranks,
+        "step": checkpoint.step,
+        "plan": checkpoint.plan,
+        "dtypes": checkpoint.dtypes,
+        "in_epoch": checkpoint.in_epoch,
+        "source": position.source,
+        "waiting": [_bytes_of(item) for item in position.waiting],
+        "deferred": [(_bytes_of(item), waited) for item, waited in position.deferred],
+        "index": position.index,
+        "exhausted": position.exhausted,
+    }
+
+
+def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
+    """Rebuild a checkpoint.
+
+    Raises:
+        ValueError: not a state of this version.
+        CorruptBlockError: a stored sample that was changed.
+    """
+    missing = [key for key in _KEYS if key not in state]
+    if missing:
+        raise ValueError(f"not a scheduler state: it lacks {missing}")
+    if state["version"] != VERSION:
+        raise ValueError(f"the state has version {state['version']}, this is version {VERSION}")
+    return Checkpoint(
+        step=state["step"],
+        plan=state["plan"],
+        dtypes=state["dtypes"],
+        in_epoch=state["in_epoch"],
+        position=Position(
+            source=state["source"],
+            waiting=tuple(_sample_of(data, describer) for data in state["waiting"]),
+            deferred=tuple((_sample_of(data, describer), waited) for data, waited in state["deferred"]),
+            index=state["index"],
+            exhausted=state["exhausted"],
+        ),
+    )
+
+
+def check_same_ranks(state: Mapping[str, Any], rank: int, num_ranks: int) -> None:
+    """Raise `ValueError` unless a state was saved by this rank of as many."""
+    if state.get("num_ranks") != num_ranks:
+        raise ValueError(
+            f"the state was saved on {state.get('num_ranks')} ranks, this job has {num_ranks}: "
+            "pass the states of all ranks to load_state_dicts"
+        )
+    if state.get("rank") != rank:
+        raise ValueError(f"the state was saved by rank {state.get('rank')}, this is rank {rank}: states are rank-local")
+
+
+def reshard(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int) -> dict[str, Any]:
+    """Return this rank's share of the states of another number of ranks, all but the source's.
+
+    Samples in flight are dealt out in turn, in (rank, order) order, so that each goes to exactly one rank.
+
+    Raises:
+        ValueError: states that are incomplete, or were not saved at the same step.
+    """
+    ordered = sorted(states, key=lambda state: state.get("rank", -1))
+    ranks = [state.get("rank") for state in ordered]
+    expected = ordered[0].get("num_ranks") if ordered else 0
+    if ranks != list(range(expected or 0)) or not ranks:
+        raise ValueError(f"states of ranks {ranks} are not those of all {expected} ranks that saved them")
+    for key in ("version", "step", "plan", "in_epoch"):
+        values = {state[key] for state in ordered}
+        if len(values) > 1:
+            raise ValueError(f"the states were not saved together: {key} is {sorted(values)}")
+    waiting = [data for state in ordered for data in state["waiting"]]
+    deferred = [item for state in ordered for item in state["deferred"]]
+    return {
+        **ordered[0],
+        "rank": rank,
+        "num_ranks": num_ranks,
+        "dtypes": bytes(max(codes) for codes in zip(*(state["dtypes"] for state in ordered), strict=True)),
+        "source": None,
+        "waiting": waiting[rank::num_ranks],
+        "deferred": deferred[rank::num_ranks],
+        "index": sum(state["index"] for state in ordered) // num_ranks,
+        "exhausted": all(state["exhausted"] for state in ordered),
+    }
+
+
+def _bytes_of(item: Described) -> bytes:
+    data = torch.empty(item.block.nbytes, dtype=torch.uint8).numpy()
+    item.block.write(data, row=0, digest=0)
+    return data.tobytes()
+
+
+def _sample_of(data: bytes, describer: Describer) -> Described:
+    # A copy, as bytes cannot be written to and a tensor over them would be.
+    return describer.described(read_block(torch.frombuffer(bytearray(data), dtype=torch.uint8)), "saved sample")

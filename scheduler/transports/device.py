@@ -1,0 +1,135 @@
+"""Transport over the accelerator's own network: NCCL, on a communicator of our own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from .base import Aborted, TransportError, wait_until
+from .host import all_gather_bytes
+
+
+class DeviceTransport:
+    """Rows by an all-gather, blocks point to point between fixed peers.
+
+    NCCL keeps the buffers of every pair of ranks that ever talked, so free pairing would fill the device's memory over time.
+    Blocks are staged through pinned host memory. On a side stream, so that they do not wait for the computation; all calls
+    come from the training thread, in program order.
+
+    Args:
+        group: process group that belongs to one scheduler alone.
+        device: device of the group's backend.
+        peers: for every rank, the ranks it may send to.
+        timeout: seconds that a collective may take.
+    """
+
+    def __init__(self, group: Any, *, device: torch.device, peers: list[list[int]], timeout: float) -> None:
+        self.rank = dist.get_rank(group)
+        self.num_ranks = dist.get_world_size(group)
+        self._group = group
+        self._device = device
+        self._peers = set(peers[self.rank])
+        self._members = dist.get_process_group_ranks(group)
+        self._timeout = timeout
+        self._aborted = False
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        #: Ranks that this one ever exchanged blocks with.
+        self.partners: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        """Name of the group: unique in the job, equal on its members."""
+        return str(self._group.group_name)
+
+    def gather(self, data: np.ndarray) -> np.ndarray:
+        with self._on_stream():
+            mine = self._to_device(torch.from_numpy(data))
+            out = torch.empty(self.num_ranks * data.size, dtype=torch.uint8, device=self._device)
+            self._run("gather", lambda: [all_gather_bytes(out, mine, self._group)])
+            return self._to_host(out).view(self.num_ranks, data.size).numpy()
+
+    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
+        others = {rank for rank in range(self.num_ranks) if rank != self.rank and (send_sizes[rank] or receive_sizes[rank])}
+        assert others <= self._peers, f"ranks {sorted(others - self._peers)} are not peers of rank {self.rank}"
+        self.partners |= others
+        with self._on_stream():
+            staged = self._to_device(outgoing)
+            incoming = torch.empty(sum(receive_sizes), dtype=torch.uint8, device=self._device)
+            sends, receives = staged.split(send_sizes), incoming.split(receive_sizes)
+            receives[self.rank].copy_(sends[self.rank])
+            operations = [
+                dist.P2POp(call, parts[rank], self._members[rank], self._group)
+                for rank in sorted(others)
+                for call, parts in ((dist.isend, sends), (dist.irecv, receives))
+                if parts[rank].numel()
+            ]
+            if operations:
+                self._run("exchange", lambda: dist.batch_isend_irecv(operations))
+            return self._to_host(incoming)
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._stream):
+                yield
+
+    def _to_device(self, data: torch.Tensor) -> torch.Tensor:
+        if self._stream is None:
+            return data
+        return (data if data.is_pinned() else data.pin_memory()).to(self._device, non_blocking=True)
+
+    def _to_host(self, data: torch.Tensor) -> torch.Tensor:
+        if self._stream is None:
+            return data
+        host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+        host.copy_(data, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(self._stream)
+        self._wait(copied.query, "copy to the host")
+        return host
+
+    def _run(self, what: str, start: Callable[[], list[Any]]) -> None:
+        if self._aborted:
+            raise Aborted(what)
+        try:
+            for work in start():
+                if self._device.type == "cuda":
+                    self._wait(work.is_completed, what)
+                work.wait()  # on the CPU, a point-to-point work never says that it is completed
+        except RuntimeError as error:
+            raise TransportError(f"{what} failed: {error}") from error
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        wait_until(done, lambda: self._aborted, self._timeout, what)
+
+
+def fixed_peers(num_ranks: int, max_peers: int) -> list[list[int]]:
+    """Return, for every rank, the ranks it may send to: those 1, 2, 4, ... places away on a ring.
+
+    Near and far neighbours together let load flow anywhere in few hops, and the relation is symmetric.
+
+    Args:
+        num_ranks: R.
+        max_peers: most peers of a rank.
+
+    Example:
+        >>> fixed_peers(8, 4)[0]
+        [1, 2, 6, 7]
+    """
+    offsets: list[int] = []
+    distance = 1
+    while distance <= num_ranks // 2:
+        pair = [distance] if 2 * distance == num_ranks else [distance, -distance]
+        if len(offsets) + len(pair) > max_peers:
+            break
+        offsets += pair
+        distance *= 2
+    return [sorted({(rank + offset) % num_ranks for offset in offsets} - {rank}) for rank in range(num_ranks)]

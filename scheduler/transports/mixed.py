@@ -1,0 +1,30 @@
+"""Rows over one transport, blocks over another."""
+
+import numpy as np
+import torch
+
+from .base import Transport
+
+
+class MixedTransport:
+    """Gathers over one transport and exchanges over another, of the same ranks.
+
+    Args:
+        rows: for the gather.
+        blocks: for the exchange.
+    """
+
+    def __init__(self, rows: Transport, blocks: Transport) -> None:
+        assert (rows.rank, rows.num_ranks) == (blocks.rank, blocks.num_ranks)
+        self.rank, self.num_ranks = rows.rank, rows.num_ranks
+        self._rows, self._blocks = rows, blocks
+
+    def gather(self, data: np.ndarray) -> np.ndarray:
+        return self._rows.gather(data)
+
+    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
+        return self._blocks.exchange(outgoing, send_sizes, receive_sizes)
+
+    def abort(self) -> None:
+        self._rows.abort()
+        self._blocks.abort()
