@@ -52,19 +52,3 @@ class Bins(msgspec.Struct, kw_only=True, eq=False):
         old = np.empty_like(new)
         old[new] = np.arange(len(new))
         self.room, self.places = self.room[old], self.places[old]
-
-
-def main_phase(problem: Problem) -> Ints:
-    """`[N]` phase in which a sample weighs most, relative to the phase's mean."""
-    if problem.num_phases == 1:
-        return np.zeros(len(problem.size), np.int64)
-    phases: Ints = np.argmax(problem.cost / np.maximum(problem.cost.mean(axis=0), 1e-9), axis=1).astype(np.int64)
-    return phases
-
-
-def heaviest_first(problem: Problem) -> Ints:
-    """`[N]` samples by cost, in several phases by the largest cost relative to the phase's mean."""
-    if problem.num_phases == 1:
-        return np.argsort(-problem.weight, kind="stable")
-    share = problem.cost / np.maximum(problem.cost.mean(axis=0), 1e-9)
-    return np.argsort(-share.max(axis=1), kind="stable")

@@ -26,7 +26,7 @@ def fewest_bins(size: Ints, capacity: int, limit: int = 2**31) -> int:
     count = len(size)
     if count == 0:
         return 0
-    ordered = np.sort(size)
+    ordered = size if (size[1:] >= size[:-1]).all() else np.sort(size)
     sums = np.concatenate([[0], np.cumsum(ordered)])
     half = int(np.searchsorted(ordered, capacity // 2, "right"))
     thresholds = np.concatenate([[0], ordered[:half]])
@@ -40,29 +40,31 @@ def fewest_bins(size: Ints, capacity: int, limit: int = 2**31) -> int:
 
 def fewest_microbatches(problem: Problem) -> int:
     """Micro-batches that any plan needs at least, before `microbatch_multiple`."""
-    return max(-(-fewest_bins(problem.size, problem.capacity, problem.limit) // problem.num_ranks), 1)
+    return max(-(-fewest_bins(problem.size[problem.by_size[::-1]], problem.capacity, problem.limit) // problem.num_ranks), 1)
 
 
-def makespan(weight: Ints, num_ranks: int) -> int:
+def makespan(ordered: Ints, num_ranks: int) -> int:
     """Lower bound of the largest sum of a rank.
+
+    Args:
+        ordered: `[N]` costs, largest first.
 
     The mean; the heaviest sample; some rank holds k + 1 of the k R + 1 heaviest, so at least the k + 1 lightest of these;
     and the least T for which packs of cost T need not be more than R.
     """
-    count = len(weight)
+    count = len(ordered)
     if count == 0:
         return 0
-    ordered = np.sort(weight)[::-1]
     sums = np.concatenate([[0], np.cumsum(ordered)])
     best = max(-(-int(sums[-1]) // num_ranks), int(ordered[0]))
     k = np.arange(1, (count - 1) // num_ranks + 1)
     if len(k):
         best = max(best, int((sums[k * num_ranks + 1] - sums[k * num_ranks - k]).max()))
-    if num_ranks < count <= MOST_FOR_BISECTION and fewest_bins(weight, best) > num_ranks:
+    if num_ranks < count <= MOST_FOR_BISECTION and fewest_bins(ordered, best) > num_ranks:
         low, high = best, 2 * best
         while low + 1 < high:
             middle = (low + high) // 2
-            low, high = (middle, high) if fewest_bins(weight, middle) > num_ranks else (low, middle)
+            low, high = (middle, high) if fewest_bins(ordered, middle) > num_ranks else (low, middle)
         best = high
     return best
 
@@ -88,16 +90,17 @@ def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
     return found
 
 
-def sum_of_largest(weight: Ints, problem: Problem) -> int:
+def sum_of_largest(problem: Problem, phase: int) -> int:
     """Lower bound of the sum over micro-batches of the largest cost among ranks, for one phase.
 
     Any k micro-batches hold k R C tokens, so at most the work V(k R C) of a fractional knapsack; the others share the rest
     evenly at best. The k costliest cost at least the first k stairs.
     """
+    weight = problem.cost[:, phase]
     if len(weight) == 0 or not weight.any():
         return 0
-    stairs = staircase(weight, problem, np.argsort(-weight, kind="stable"))
-    dense = np.argsort(-(weight / problem.size), kind="stable")
+    stairs = staircase(weight, problem, problem.by_cost[phase])
+    dense = problem.by_density[phase]
     sizes = np.concatenate([[0], np.cumsum(problem.size[dense])])
     works = np.concatenate([[0], np.cumsum(weight[dense])])
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
@@ -108,17 +111,17 @@ def sum_of_largest(weight: Ints, problem: Problem) -> int:
     rest = np.maximum(works[-1] - value, 0)
     rest[0] = works[-1]
     sums = np.concatenate([[0], np.cumsum(stairs)])
-    return max(int((sums - (-rest // problem.num_ranks)).max()), makespan(weight, problem.num_ranks))
+    return max(int((sums - (-rest // problem.num_ranks)).max()), makespan(weight[problem.by_cost[phase]], problem.num_ranks))
 
 
 def objective(problem: Problem) -> int:
     """Lower bound of the objective without `microbatch_cost` and pipeline term, whatever the number of micro-batches."""
-    whole = makespan(problem.weight, problem.num_ranks)
+    whole = makespan(problem.weight[problem.by_weight], problem.num_ranks)
     if problem.config.sync == "step":
         return whole
     if problem.num_phases == 1:
-        return sum_of_largest(problem.weight, problem)
-    return max(whole, sum(sum_of_largest(problem.cost[:, k], problem) for k in range(problem.num_phases)))
+        return sum_of_largest(problem, 0)
+    return max(whole, sum(sum_of_largest(problem, k) for k in range(problem.num_phases)))
 
 
 def with_terms(problem: Problem, bound: int, counts: range) -> int:
@@ -151,8 +154,7 @@ def moved_bytes(problem: Problem, limit: int, count: int) -> int:
     ranks = problem.num_ranks
     load = np.bincount(problem.home, problem.weight, minlength=ranks).astype(np.int64)
     tokens = np.bincount(problem.home, problem.size, minlength=ranks).astype(np.int64)
-    by_home = np.argsort(problem.home, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(problem.home, minlength=ranks))])
+    by_home, starts = kernels.group(problem.home, ranks)
     cost_bytes = kernels.surplus_bytes(by_home, starts, problem.weight, problem.nbytes, load - limit)
     token_bytes = kernels.surplus_bytes(by_home, starts, problem.size, problem.nbytes, tokens - count * problem.capacity)
     return int(np.maximum(cost_bytes, token_bytes).sum())

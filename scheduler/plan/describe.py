@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import bounds, media
+from . import bounds, kernels, media
 from .finish import Assignment, evaluate
 from .minimal import loosened
 from .problem import Problem
@@ -45,10 +45,14 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
     cost += problem.dummy_cost[dummies]
     value, imbalance = evaluate(problem, cost)
     assert value == found.value, "the plan is not what the solver meant"
+    if len(placed) < len(problem.kept):
+        problem = problem.subset(found.rank >= 0)
+        bound = bounds.objective(problem)
     lower_bound, limit = _certify(problem, found, bound)
     moved = placed[rank[placed] != table.home[placed]]
-    pairs = np.unique(table.home[moved] * ranks + rank[moved])
-    order = placed[np.argsort(packs, kind="stable")]
+    talks = np.zeros(ranks * ranks, np.bool_)
+    talks[table.home[moved] * ranks + rank[moved]] = True
+    order, starts = kernels.group(packs, ranks * count)
     plan = StepPlan(
         rank=rank,
         microbatch=microbatch,
@@ -61,13 +65,13 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
         gap=value / lower_bound - 1 if lower_bound else float(value > 0),
         imbalance=imbalance,
         moved_bytes=int(table.nbytes[moved].sum()),
-        moved_bytes_lower_bound=bounds.moved_bytes(problem.subset(found.rank >= 0), limit, count),
-        num_pairs=len(pairs),
+        moved_bytes_lower_bound=bounds.moved_bytes(problem, limit, count),
+        num_pairs=int(np.count_nonzero(talks)),
         dummy_media=dummies,
         is_dummy=counts == 0,
         digest=_digest(rank, microbatch, dummies),
-        _order=order,
-        _starts=np.concatenate([[0], np.cumsum(counts.ravel())]),
+        _order=placed[order],
+        _starts=starts,
     )
     for name in ("rank", "microbatch", "tokens", "padded", "cost", "dummy_media", "is_dummy", "_order", "_starts"):
         getattr(plan, name).flags.writeable = False
@@ -77,9 +81,6 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
 def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]:
     """Lower bound of the objective, and the most load that a rank has in any plan this good with the same M."""
     config, count = problem.config, found.num_microbatches
-    if (found.rank < 0).any():
-        problem = problem.subset(found.rank >= 0)
-        bound = bounds.objective(problem)
     counts = range(count, count + 1)
     if config.num_microbatches is None:
         multiple = config.microbatch_multiple

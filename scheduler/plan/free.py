@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import kernels
-from .bins import Bins, heaviest_first, main_phase
+from .bins import Bins
 from .problem import Problem
 from .refine import GOOD_ENOUGH, even_columns, even_packs_of_ranks, even_ranks
 from .table import Ints
@@ -17,7 +17,7 @@ PASSES = 3
 MULTIFIT = 8
 
 
-def free_microbatch(problem: Problem, count: int, reserve: bool) -> Bins | None:
+def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
     """Like cost on all ranks at each index. None where the samples were not made to fit `count` micro-batches."""
     bins = pack(problem, count, reserve)
     if bins is None:
@@ -25,6 +25,8 @@ def free_microbatch(problem: Problem, count: int, reserve: bool) -> Bins | None:
     for _ in range(PASSES):
         if problem.num_phases == 1:
             columns_by_load(problem, bins)
+        if _sum_of_largest(problem, bins) <= bound + 2 * bound // GOOD_ENOUGH:
+            break
         even_columns(problem, bins, across=False)
         even_columns(problem, bins, across=True)
     if problem.num_phases == 1:
@@ -32,17 +34,20 @@ def free_microbatch(problem: Problem, count: int, reserve: bool) -> Bins | None:
     return bins
 
 
-def free_step(problem: Problem, count: int, reserve: bool) -> Bins | None:
+def _sum_of_largest(problem: Problem, bins: Bins) -> int:
+    return int(bins.loads(problem).reshape(problem.num_ranks, bins.count, -1).max(axis=0).sum())
+
+
+def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
     """Equal sums on all ranks. None where the samples were not made to fit `count` micro-batches."""
     ranks = problem.num_ranks
-    mean = -(-int(problem.weight.sum()) // ranks)
-    order, phase = heaviest_first(problem), main_phase(problem)
+    mean = max(-(-int(problem.weight.sum()) // ranks), bound)
     for tight in (False, True):
         bins = Bins.empty(problem, count, reserve)
         key, deficit = np.full(ranks, mean, np.int64), np.zeros((ranks * count, 1), np.int64)
         left = kernels.fill_ranks(
-            np.argsort(-problem.weight, kind="stable") if problem.num_phases > 1 else order,
-            np.zeros_like(phase),
+            problem.by_weight,
+            np.zeros(len(problem.size), np.int64),
             problem.weight,
             problem.weight[:, None],
             problem.size,
@@ -75,7 +80,7 @@ def pack(problem: Problem, count: int, reserve: bool) -> Bins | None:
     """Fill all packs towards their targets; where that does not fit, by tokens only."""
     bins = Bins.empty(problem, count, reserve)
     _fill(problem, bins)
-    by_size = np.argsort(-problem.size, kind="stable")
+    by_size = problem.by_size
     if fit(problem, bins, by_size) == 0:
         return bins
     return fit_evenly(problem, count, reserve, by_size)
@@ -124,20 +129,22 @@ def fill_costly(problem: Problem, bins: Bins, goal: Ints, fill: Callable[..., No
         phase = int(np.argmax(over))
         if over[phase] <= 1:
             break
-        weight = problem.cost[rest, phase]
-        order = np.argsort(-weight, kind="stable")
-        heads, others = rest[order[:ranks]], order[ranks:]
-        dense = rest[others[np.argsort(-(weight[others] / problem.size[rest[others]]), kind="stable")]]
+        heads = _unplaced(bins, problem.by_cost[phase])[:ranks]
+        dense = _unplaced(bins, problem.by_density[phase])
         goal[:, index] = np.maximum(level, problem.cost[heads].max(axis=0))
         fill(problem, bins, goal, heads, dense, phase, index)
         index += 1
     return index
 
 
+def _unplaced(bins: Bins, order: Ints) -> Ints:
+    return order[bins.bin_of[order] < 0]
+
+
 def _fill(problem: Problem, bins: Bins) -> None:
     """Costly micro-batches first, then all others evenly."""
     ranks, count = problem.num_ranks, bins.count
-    order = heaviest_first(problem)
+    order = problem.by_share
     goal = np.zeros((ranks, count, problem.num_phases), np.int64)
     first = fill_costly(problem, bins, goal, _fill_anywhere)
     level = -(-problem.cost[bins.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
@@ -164,7 +171,7 @@ def _fill(problem: Problem, bins: Bins) -> None:
     else:
         kernels.fill_deepest_phases(
             order,
-            main_phase(problem),
+            problem.main_phase,
             problem.cost,
             problem.size,
             np.maximum(level, 1),

@@ -14,6 +14,33 @@ _jit: Any = numba.njit(nogil=True, cache=True)
 
 
 @_jit
+def group(keys, num_keys):
+    """Stable order of `keys` (`[n]`, from 0 to `num_keys` - 1) and where each key starts in it (`[num_keys + 1]`)."""
+    starts = np.zeros(num_keys + 1, np.int64)
+    for key in keys:
+        starts[key + 1] += 1
+    for key in range(num_keys):
+        starts[key + 1] += starts[key]
+    following = starts.copy()
+    order = np.empty(len(keys), np.int64)
+    for index in range(len(keys)):
+        order[following[keys[index]]] = index
+        following[keys[index]] += 1
+    return order, starts
+
+
+@_jit
+def heaviest(cost, bin_of, count):
+    """`[M, K]` largest cost of a sample in each micro-batch."""
+    out = np.zeros((count, cost.shape[1]), np.int64)
+    for index in range(len(bin_of)):
+        if bin_of[index] >= 0:
+            for k in range(cost.shape[1]):
+                out[bin_of[index] % count, k] = max(out[bin_of[index] % count, k], cost[index, k])
+    return out
+
+
+@_jit
 def _sift_down(heap, key, position, size):
     """Restore a max-heap of bins by (key, lower bin first) below `position`."""
     item = heap[position]

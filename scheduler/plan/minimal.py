@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import kernels
-from .bins import Bins, heaviest_first, main_phase
+from .bins import Bins
 from .free import TRIES, fill_costly, fit, usual_rate
 from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
@@ -39,12 +39,13 @@ def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: B
     ranks = problem.num_ranks
     some = np.arange(len(rank_of)) if some is None else some
     home = rank_of[some]
+    order, starts = kernels.group(home, ranks)
     # A sample that left home already is another rank's to send: with fixed peers it stays.
     movable = movable if problem.allowed is None else movable & (rank_of == problem.home)
     return int(
         kernels.balance(
-            np.concatenate([[0], np.cumsum(np.bincount(home, minlength=ranks))]),
-            some[np.argsort(home, kind="stable")],
+            starts,
+            some[order],
             problem.weight,
             problem.size,
             problem.nbytes,
@@ -64,7 +65,7 @@ def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: B
 def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, limit: int) -> Bins | None:
     """Pack each rank's samples into its own packs; those that find no room go to the ranks with the least load."""
     ranks = problem.num_ranks
-    order = np.argsort(-problem.size, kind="stable")
+    order = problem.by_size
     phase = np.zeros(len(order), np.int64)
     weight = problem.weight[:, None]
     best, fewest = None, len(order) + 1
@@ -160,7 +161,7 @@ def _fill_at_home(
 def _spread_heavy(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, heavy: Bools, first: int, allowed: int) -> None:
     """Change `rank_of` so that heavy samples find a pack that they do not overfill."""
     ranks, count = problem.num_ranks, bins.count
-    order = heaviest_first(problem)
+    order = problem.by_share
     order = order[heavy[order] & (bins.bin_of[order] < 0)]
     if not len(order):
         return
@@ -170,7 +171,7 @@ def _spread_heavy(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, heavy
     goal[:, first:] = np.maximum(level, 1)
     deficit = goal.reshape(ranks * count, -1).copy()
     if kernels.fill_home(
-        order, main_phase(problem), rank_of, problem.cost, problem.size, deficit, trial.room, trial.places,
+        order, problem.main_phase, rank_of, problem.cost, problem.size, deficit, trial.room, trial.places,
         trial.bin_of, first, count, count, True, False,
     ):  # fmt: skip
         rest = order[trial.bin_of[order] < 0]
@@ -182,14 +183,14 @@ def _spread_heavy(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, heavy
 def _fill_rest(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, first: int) -> bool:
     """Pack what is left into the micro-batches from `first` on, at home where there is room; False if there is none."""
     ranks, count = problem.num_ranks, bins.count
-    order = heaviest_first(problem)
+    order = problem.by_share
     order = order[bins.bin_of[order] < 0]
     load = np.zeros((ranks, problem.num_phases), np.int64)
     np.add.at(load, rank_of[order], problem.cost[order])
     goal[:, first:] = (load // max(count - first, 1))[:, None, :]
     deficit = goal.reshape(ranks * count, -1)
     left = kernels.fill_home(
-        order, main_phase(problem), rank_of, problem.cost, problem.size, deficit, bins.room, bins.places, bins.bin_of,
+        order, problem.main_phase, rank_of, problem.cost, problem.size, deficit, bins.room, bins.places, bins.bin_of,
         first, count, count, False, False,
     )  # fmt: skip
     if not left:

@@ -1,6 +1,7 @@
 """From table and settings to the integers that the solvers see; every check of the input is here."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ NUM_SETS = 1 << len(MEDIA_BITS)
 UNKNOWN_DUMMY = 0
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """The samples to place, without those that the oversize policy dropped.
 
     `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail
@@ -61,9 +62,52 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """`allowed`, or `[0, 0]` where any rank may send to any: the form that kernels take."""
         return self.allowed if self.allowed is not None else np.zeros((0, 0), np.bool_)
 
+    @cached_property
+    def by_weight(self) -> Ints:
+        """`[N]` samples by their cost over all phases, heaviest first."""
+        return descending(self.weight)
+
+    @cached_property
+    def by_size(self) -> Ints:
+        """`[N]` samples by padded tokens, longest first."""
+        return descending(self.size)
+
+    @cached_property
+    def by_cost(self) -> list[Ints]:
+        """Per phase `[N]` samples by cost, heaviest first."""
+        if self.num_phases == 1:
+            return [self.by_weight]
+        return [descending(self.cost[:, k]) for k in range(self.num_phases)]
+
+    @cached_property
+    def by_density(self) -> list[Ints]:
+        """Per phase `[N]` samples by cost per padded token, densest first."""
+        return [np.argsort(-(self.cost[:, k] / self.size), kind="stable") for k in range(self.num_phases)]
+
+    @cached_property
+    def by_share(self) -> Ints:
+        """`[N]` samples by their largest cost relative to the phase's mean, heaviest first."""
+        if self.num_phases == 1:
+            return self.by_weight
+        return np.argsort(-self._shares.max(axis=1), kind="stable")
+
+    @cached_property
+    def main_phase(self) -> Ints:
+        """`[N]` phase in which a sample weighs most, relative to the phase's mean."""
+        if self.num_phases == 1:
+            return np.zeros(len(self.size), np.int64)
+        phases: Ints = np.argmax(self._shares, axis=1).astype(np.int64)
+        return phases
+
+    @property
+    def _shares(self) -> npt.NDArray[np.float64]:
+        shares: npt.NDArray[np.float64] = self.cost / np.maximum(self.cost.mean(axis=0), 1e-9)
+        return shares
+
     def subset(self, index: npt.NDArray[Any]) -> "Problem":
         """The same problem with some of its samples; `kept` then counts positions in this problem."""
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        # A new object: cached orders do not carry over.
         return msgspec.structs.replace(
             self,
             kept=index.astype(np.int64),
@@ -137,6 +181,11 @@ def build_problem(
         node=_nodes(node_of_rank, num_ranks),
         allowed=_allowed(peers, num_ranks),
     )
+
+
+def descending(values: Ints) -> Ints:
+    """Stable order, largest first."""
+    return np.argsort(-values, kind="stable")
 
 
 def _columns(table: SampleTable) -> dict[str, Ints]:

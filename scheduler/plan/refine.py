@@ -56,10 +56,7 @@ def column_goals(problem: Problem, bins: Bins, load: Ints) -> Ints:
     """`[M, K]` what each micro-batch may cost: the mean of its packs, or its heaviest sample where that is more."""
     count = bins.count
     mean = load.reshape(problem.num_ranks, count, -1).sum(axis=0) // problem.num_ranks
-    heaviest = np.zeros_like(mean)
-    placed = np.flatnonzero(bins.bin_of >= 0)
-    np.maximum.at(heaviest, bins.bin_of[placed] % count, problem.cost[placed])
-    goals: Ints = np.maximum(mean, heaviest)
+    goals: Ints = np.maximum(mean, kernels.heaviest(problem.cost, bins.bin_of, count))
     return goals
 
 

@@ -15,6 +15,9 @@ from .problem import Problem
 
 #: A free plan this near its bound is not worth another number of micro-batches.
 NEAR = 0.002
+#: The same for steps of more samples than this, where another number costs more time than it saves.
+LARGE = 40_000
+NEAR_WHEN_LARGE = 0.01
 #: Most numbers of micro-batches that are solved in full once one was found to work.
 MORE = 4
 #: Up to so many samples times counts, a pipeline's search tries every number of micro-batches.
@@ -93,6 +96,8 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
     """Whether a plan with `count` micro-batches or more is not worth a try."""
     config = problem.config
     near = NEAR if config.movement == "free" else config.tolerance
+    if len(problem.size) > LARGE:
+        near = max(near, NEAR_WHEN_LARGE)
     value = best.value - config.microbatch_cost * best.num_microbatches
     return value <= bound + int(bound * near) or bound + config.microbatch_cost * count >= best.value
 
@@ -114,7 +119,7 @@ def _drop(problem: Problem, bound: int, count: int) -> Assignment | None:
     """Keep what first fit by tokens places, largest first; with room for dummies where they are needed."""
     for reserve in (False, True):
         bins = Bins.empty(problem, count, reserve)
-        fit(problem, bins, np.argsort(-problem.size, kind="stable"))
+        fit(problem, bins, problem.by_size)
         kept = np.flatnonzero(bins.bin_of >= 0)
         part = problem.subset(kept)
         found = attempt(part, count, min(bound, bounds.objective(part)))
@@ -128,12 +133,10 @@ def _drop(problem: Problem, bound: int, count: int) -> Assignment | None:
 def attempt(problem: Problem, count: int, bound: int) -> Assignment | None:
     """A plan with `count` micro-batches, or None where none was found."""
     step, free = problem.config.sync == "step", problem.config.movement == "free" and problem.allowed is None
+    build = (free_step if step else free_microbatch) if free else minimal_step if step else minimal_microbatch
     flags = problem.trained if step else problem.modalities
     for reserve in (False, True) if flags else (False,):
-        if free:
-            bins = (free_step if step else free_microbatch)(problem, count, reserve)
-        else:
-            bins = (minimal_step if step else minimal_microbatch)(problem, count, reserve, bound)
+        bins = build(problem, count, reserve, bound)
         found = None if bins is None else finish(problem, bins)
         if found is not None:
             return found
