@@ -3,6 +3,7 @@
 if __name__ != "evenpack.collate":
     raise ImportError("import this folder as evenpack.collate: under its bare name a second copy of every class would appear")
 
+from .alignment import pack_alignment
 from .batch import PackedBatch
 from .boundaries import Boundaries
 from .pack import pack_samples
@@ -15,6 +16,7 @@ __all__ = [
     "Boundaries",
     "PackedBatch",
     "cp_slots",
+    "pack_alignment",
     "pack_samples",
     "prepare_sample",
     "shift_targets",

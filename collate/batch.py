@@ -130,9 +130,11 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def to(self, device: torch.device | str | int, *, non_blocking: bool = True) -> Self:
         """Return the pack with every tensor on a device; host boundaries stay.
 
-        From pinned memory the copies run beside the computation.
+        From pinned memory the copies run beside the computation. Copies to the host always wait: nothing tells their reader
+        when they are done.
         """
-        return self.mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        on_host = torch.device(device).type == "cpu"
+        return self.mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking and not on_host))
 
     def pin_memory(self) -> Self:
         """Return the pack with every host tensor in pinned memory; as it is where there is no accelerator."""

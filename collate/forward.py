@@ -1,20 +1,17 @@
-"""The forward contract: which of a pack's tensors a model is called with, and which models are refused."""
+"""The forward contract: which of a pack's tensors a model is called with."""
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
-from ..core import SpelledMediaTokenError, UnsafeModelError
-from ..models.forward import forward_arguments
-from ..models.prepare import check_model
-from ..models.registry import check_config
 from ..models.unwrap import is_transformers_model, unwrap_model
+from .model_check import MASK, accepted_arguments, check_batch, is_megatron_module
 
 if TYPE_CHECKING:
     from .batch import PackedBatch
 
 Stage = Literal["first", "middle", "last"]
-TYPES, MASK = "mm_token_type_ids", "media_token_validity_mask"
+TYPES = "mm_token_type_ids"
 #: Attributes of a pack that a model may name in its signature.
 BOUNDARIES = (
     "cu_seqlens_q",
@@ -26,8 +23,6 @@ BOUNDARIES = (
     "segment_ids",
     "media_feature_index",
 )
-#: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
-REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
 
 
 def forward_kwargs(batch: "PackedBatch", model: nn.Module, stage: Stage | None) -> dict[str, Any]:
@@ -35,31 +30,11 @@ def forward_kwargs(batch: "PackedBatch", model: nn.Module, stage: Stage | None) 
     if stage not in (None, *get_args(Stage)):
         raise ValueError(f"stage must be None or one of {get_args(Stage)}, got {stage!r}")
     inner = unwrap_model(model)
-    names = forward_arguments(model, batch.adapter)
-    refuse(batch, model, inner, names)
+    names = accepted_arguments(inner, batch.adapter)
+    check_batch(batch, inner, names)
     offered = transformers_arguments(batch) if is_transformers_model(inner) else other_arguments(batch, inner, names)
     place = stage_of(inner) if stage is None else (stage == "first", stage == "last")
     return {name: value for name, value in (offered | staged(batch, *place)).items() if name in names}
-
-
-def refuse(batch: "PackedBatch", model: nn.Module, inner: Any, names: set[str]) -> None:
-    """Raise for a model that would not compute what the pack says."""
-    name = type(inner).__name__
-    if getattr(inner, "packs_internally", False) or names & REPACKING:
-        raise NotImplementedError(f"{name} packs by itself: the boundaries and masks of this pack would no longer fit")
-    check_model(model)
-    if is_megatron_module(inner) and "packed_seq_params" not in names:
-        raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")
-    check_config(batch.adapter, getattr(inner, "config", None))
-    if batch.num_spelled and MASK not in names:
-        raise SpelledMediaTokenError(
-            f"text of this pack spells a media token {batch.num_spelled} times, and {name} goes by ids alone: it takes no "
-            f"{MASK}. evenpack.models.prepare_model(model) makes a transformers model take it."
-        )
-    if batch.cp_size > 1 and is_transformers_model(inner):
-        raise UnsafeModelError(
-            f"{name} cannot run shard {batch.cp_rank} of {batch.cp_size}: its boundaries fit whole rows only"
-        )
 
 
 def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
@@ -70,7 +45,7 @@ def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
     return {**common_arguments(batch), **varlen_arguments(batch)}
 
 
-def other_arguments(batch: "PackedBatch", inner: nn.Module, names: set[str]) -> dict[str, Any]:
+def other_arguments(batch: "PackedBatch", inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
     """Return what another model may get: the pack's attributes under their own names.
 
     `labels` are given only where the name means shifted ones: to Megatron-Core's modules, and where the adapter says so.
@@ -134,8 +109,3 @@ def stage_of(inner: Any) -> tuple[bool, bool]:
     if not is_megatron_module(inner):
         return True, True
     return bool(getattr(inner, "pre_process", True)), bool(getattr(inner, "post_process", True))
-
-
-def is_megatron_module(inner: nn.Module) -> bool:
-    """Whether an unwrapped model is a Megatron-Core module, told without importing Megatron."""
-    return any(cls.__name__ == "MegatronModule" and cls.__module__.startswith("megatron.") for cls in type(inner).__mro__)

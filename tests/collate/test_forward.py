@@ -122,6 +122,13 @@ class TestTransformers:
         with pytest.raises(UnsafeModelError, match=implementation):
             tiny_pack().forward_kwargs(model)
 
+    def test_a_model_that_was_accepted_is_looked_at_again_after_a_change(self):
+        model = prepare_model(tiny_model())
+        tiny_pack().forward_kwargs(model)
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(UnsafeModelError, match="sdpa"):
+            tiny_pack().forward_kwargs(model)
+
     def test_a_model_with_another_constant_is_refused(self):
         config = tiny_config()
         adapter = msgspec.structs.replace(adapter_for(config), tokens_per_second=25)

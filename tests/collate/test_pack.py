@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from evenpack.collate import Boundaries, pack_samples, prepare_sample
+from evenpack.collate import Boundaries, pack_alignment, pack_samples, prepare_sample
 from evenpack.core import Field, FieldShapeError, OversizeSampleError
 from evenpack.models import adapter_for, dummy_sample, dummy_text
 
@@ -73,11 +73,35 @@ def test_t9_targets_end_with_their_segment():
 @pytest.mark.parametrize(("sequence_parallel", "segment", "row"), [(False, 104, 6656), (True, 128, 8192)])
 def test_t13_blocks_of_128_pad_the_pack_once(sequence_parallel, segment, row):
     """cp 4, tp 8, FP8 blocks of 128, 64 segments of 100 tokens: never each segment to 4096."""
-    factor = 8 if sequence_parallel else 1
-    batch = pack_samples(texts(*[100] * 64), adapter=TEXT, align=8 * factor, pack_align=512 * factor)
+    align, pack_align = pack_alignment(cp_size=4, tp_size=8, sequence_parallel=sequence_parallel, fp8="blockwise")
+    assert (align, pack_align) == ((64, 4096) if sequence_parallel else (8, 512))
+    batch = pack_samples(texts(*[100] * 64), adapter=TEXT, align=align, pack_align=pack_align)
     assert batch.bounds.padded[:64].tolist() == [segment] * 64
     assert batch.total_tokens == row
     assert batch.num_segments == 64 + (64 * segment != row)
+
+
+@pytest.mark.parametrize(
+    ("layout", "want"),
+    [
+        ({}, (1, 1)),
+        ({"tp_size": 8}, (1, 1)),
+        ({"tp_size": 8, "sequence_parallel": True}, (8, 8)),
+        ({"cp_size": 3}, (6, 6)),
+        ({"fp8": "tensorwise"}, (1, 16)),
+        ({"cp_size": 2, "fp8": "mxfp8"}, (4, 64)),
+    ],
+)
+def test_alignment_of_a_layout(layout, want):
+    align, pack_align = pack_alignment(**layout)
+    assert (align, pack_align) == want
+    assert pack_align % align == 0
+
+
+@pytest.mark.parametrize(("layout", "text"), [({"cp_size": 0}, "cp_size=0"), ({"fp8": "int8"}, "'int8'")])
+def test_an_impossible_layout_is_named(layout, text):
+    with pytest.raises(ValueError, match=text):
+        pack_alignment(**layout)
 
 
 @pytest.mark.parametrize("family", ["text", "qwen2_5_vl", "qwen3_vl"])
@@ -165,6 +189,8 @@ def test_dummies_have_no_id_no_loss_and_the_dtype_of_the_others(make):
     assert (batch.num_samples, batch.pixel_values.dtype, len(batch.pixel_values)) == (1, torch.bfloat16, 16 + 4)
     assert batch.loss_tokens == pack_samples([image], adapter=QWEN).loss_tokens
     assert len(batch.unpack(batch.input_ids)) == 1
+    named = pack_samples(texts(2, 1), adapter=TEXT, num_dummies=1, align=2)
+    assert named.sample_ids == [0, None], "a dummy is nobody's sample, whatever it was made from"
     alone = pack_samples([dummy_text(TEXT)], adapter=TEXT, num_dummies=1, align=8)
     assert (alone.loss_tokens, alone.num_samples) == (0, 0)
     assert alone.padding_mask[0].tolist() == [False] + [True] * 7, "a row of padding alone gives NaN in routers"
