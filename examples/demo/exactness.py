@@ -27,7 +27,7 @@ class Exactness(NamedTuple):
     @property
     def holds(self) -> bool:
         """Whether both differences are rounding."""
-        return max(self.loss, self.gradients) < TOLERANCE
+        return self.loss < TOLERANCE and self.gradients < TOLERANCE
 
 
 def check_exactness(

@@ -12,7 +12,7 @@ from .progress import StepRecord
 #: Steps that the picture of the loads shows; more become too thin to see.
 NUM_STEPS_SHOWN = 12
 #: Share of the last value in the smoothed loss.
-SMOOTHING = 0.9
+SMOOTHING = 0.85
 
 _INK, _MUTED, _GRID = "#1f2933", "#52606d", "#e4e7eb"
 _BUSY = ("#1f6f8b", "#4f9db8")

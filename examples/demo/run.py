@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Run the training processes and return their exit code."""
     options = make_parser().parse_args(arguments)
+    print(f"Starting {options.ranks} training process{'es' if options.ranks > 1 else ''} ...", flush=True)
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={options.ranks}"]
     rendezvous = [f"--master-addr={LOOPBACK}", f"--master-port={free_port()}"]
     return subprocess.run([*launcher, *rendezvous, "-m", "demo.train", *arguments], env=_environment(), check=False).returncode

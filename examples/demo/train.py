@@ -97,7 +97,8 @@ def prepare(options: argparse.Namespace, device: torch.device) -> Job:
     config = SchedulerConfig(max_tokens=MAX_TOKENS, samples_per_step=SAMPLES_PER_STEP, sync="step")
     if rank == 0:
         size = count_parameters(model) / 1e6
-        print(f"{options.model} with {size:.2f} million parameters on {num_ranks} x {device.type}, {options.steps} steps")
+        ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''} on {device.type}"
+        print(f"{options.model}, {size:.2f} million parameters, {ranks}, {options.steps} steps", flush=True)
     return Job(options, model, processor, samples, adapter_for(model.config), config)
 
 
