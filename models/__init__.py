@@ -5,14 +5,16 @@ if __name__ != "evenpack.models":
 
 from .adapter import ModelAdapter
 from .dummy import dummy_sample, dummy_text
+from .family import Family
 from .forward import forward_arguments
 from .layout import sample_layout
 from .prepare import check_model, prepare_model
-from .registry import adapter_for, check_config
+from .registry import adapter_for, check_config, register_family
 from .rope import mrope_positions, pack_positions
 from .unwrap import unwrap_model
 
 __all__ = [
+    "Family",
     "ModelAdapter",
     "adapter_for",
     "check_config",
@@ -23,6 +25,7 @@ __all__ = [
     "mrope_positions",
     "pack_positions",
     "prepare_model",
+    "register_family",
     "sample_layout",
     "unwrap_model",
 ]

@@ -68,6 +68,19 @@ def adapter_for(name_or_config: Any, *, trained_modalities: Iterable[str] | None
     return adapter if trained_modalities is None else training_only(adapter, tuple(trained_modalities))
 
 
+def register_family(family: Family) -> None:
+    """Make a family of your own known to `adapter_for`, by its name and by the model types of its configs.
+
+    Raises:
+        ValueError: a name or a model type that is taken.
+    """
+    taken = {name for known in FAMILIES.values() for name in (known.adapter.name, *known.model_types)}
+    twice = sorted(taken & {family.adapter.name, *family.model_types})
+    if twice:
+        raise ValueError(f"families known already: {twice}")
+    FAMILIES[family.adapter.name] = family
+
+
 def family_of(config: Any) -> Family:
     """Return the family that a config belongs to.
 

@@ -19,10 +19,10 @@ from . import tiny
 
 pytest.importorskip("transformers")
 
-# Gated DeltaNet computes its chunks in fp32 whatever the model's dtype, and padding changes the size of a chunk.
-FP32_INSIDE = ("qwen3_5", "qwen3_5_moe")
-# These routers score in fp32; the gradients of their weights are sums that packing takes in another order.
-FP32_GRADIENTS = (*FP32_INSIDE, "glm4v_moe", "ernie4_5_vl_moe")
+# Families that compute a part in fp32 whatever the model's dtype: Gated DeltaNet its chunks (whose size padding changes),
+# routers their scores, GLM's vision tower its position embeddings. Packing takes their sums in another order.
+FP32_LOGITS = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
+FP32_GRADIENTS = (*FP32_LOGITS, "glm4v", "ernie4_5_vl_moe")
 
 
 @pytest.fixture(scope="module", params=tiny.FAMILIES)
@@ -80,7 +80,7 @@ def test_logits_and_gradients(pair, settings):
     if adapter.shares_token:  # a stock GLM cannot run images and videos in one row, and neither can the reference
         raws = [raw for raw in raws if not {"image_grid_thw", "video_grid_thw"} <= set(raw)]
     want, got = [alone(stock, raw) for raw in raws], packed(prepared, raws, adapter, **settings)
-    assert largest(want, got) <= (1e-5 if family in FP32_INSIDE else 1e-12)
+    assert largest(want, got) <= (1e-5 if family in FP32_LOGITS else 1e-12)
 
     expected, actual = gradients(stock, want), gradients(prepared, got)
     assert expected.keys() == actual.keys() and any("vis" in name for name in expected)
@@ -100,7 +100,7 @@ def test_a_planted_leak_is_seen(pair, monkeypatch):
         want = prepared(**arguments).logits
         whole = arguments | {"cu_seq_lens_q": torch.tensor([0, batch.total_tokens], dtype=torch.int32)}
         assert float((prepared(**whole).logits - want).abs().max()) > 1e-3
-        if family in FP32_INSIDE:
+        if family.startswith("qwen3_5"):
             layer = prepared.model.language_model.layers[0].linear_attn
             hidden = torch.randn(1, batch.total_tokens, 32, dtype=torch.float64)
             leak = layer(hidden) - layer(hidden, cu_seq_lens_q=arguments["cu_seq_lens_q"])
@@ -132,7 +132,7 @@ def test_spelled_media_token_keeps_its_own_embedding(pair):
     ids = spelled["input_ids"][None]
     text_only = stock.model.language_model(inputs_embeds=stock.get_input_embeddings()(ids), use_cache=False)
     want = [stock.lm_head(text_only.last_hidden_state)[0], alone(stock, real)]
-    assert largest(want, [got[:5], got[5:]]) <= (1e-5 if family in FP32_INSIDE else 1e-12)
+    assert largest(want, [got[:5], got[5:]]) <= (1e-5 if family in FP32_LOGITS else 1e-12)
 
 
 def test_glm_images_and_videos_in_one_row():

@@ -1,0 +1,27 @@
+"""The examples of the page on model families run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evenpack.models.registry import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "model-families.md"
+
+
+def test_examples_run():
+    names: dict = {}
+    try:
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+            exec(block, names)
+        with pytest.raises(ValueError, match=r"known already: \['my_vl'\]"):
+            names["register_family"](FAMILIES["my_vl"])
+    finally:
+        FAMILIES.pop("my_vl", None)  # registered by the page
+    assert "advantages" in names["adapter"].fields
+
+
+def test_every_family_is_on_the_page():
+    page = PAGE.read_text()
+    assert [name for name in FAMILIES if f"`{name}`" not in page and f'"{name}"' not in page] == []
