@@ -36,7 +36,7 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
         """Exact: every sum stays below 2**53."""
         return np.bincount(packs, values, minlength=ranks * count).astype(np.int64).reshape(ranks, count)
 
-    cost_table = table.cost.reshape(len(table), -1)
+    cost_table = table.cost if table.cost.ndim == 2 else table.cost[:, None]
     counts = sums(np.ones(len(placed), np.int64))
     dummies = found.dummies
     media.check_known(problem, dummies)

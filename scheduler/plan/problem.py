@@ -86,14 +86,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     @cached_property
     def by_share(self) -> Ints:
-        """`[N]` samples by their largest cost relative to the phase's mean, heaviest first."""
+        """`[N]` samples by their largest cost relative to the phase's sum, heaviest first."""
         if self.num_phases == 1:
             return self.by_weight
         return np.argsort(-self._shares.max(axis=1), kind="stable")
 
     @cached_property
     def main_phase(self) -> Ints:
-        """`[N]` phase in which a sample weighs most, relative to the phase's mean."""
+        """`[N]` phase in which a sample weighs most, relative to the phase's sum."""
         if self.num_phases == 1:
             return np.zeros(len(self.size), np.int64)
         phases: Ints = np.argmax(self._shares, axis=1).astype(np.int64)
@@ -101,7 +101,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def _shares(self) -> npt.NDArray[np.float64]:
-        shares: npt.NDArray[np.float64] = self.cost / np.maximum(self.cost.mean(axis=0), 1e-9)
+        shares: npt.NDArray[np.float64] = self.cost / np.maximum(self.cost.sum(axis=0), 1)
         return shares
 
     def subset(self, index: npt.NDArray[Any]) -> "Problem":
@@ -148,7 +148,7 @@ def build_problem(
     if capacity == 0:
         raise ValueError(f"capacity {config.max_tokens * cp_size} is below pack_align={pack_align}")
     _check_table(columns, num_ranks, align)
-    cost = columns["cost"].reshape(len(columns["tokens"]), -1)
+    cost = columns["cost"]
     stages = config.pipeline_stages
     for what, total in (
         ("costs of the step", _exact_sum(cost) * stages),
