@@ -287,3 +287,23 @@ def test_a_prepared_sample_packs_like_its_raw_one(make):
     ready = prepare_sample(raw, adapter=QWEN)
     for name, (tensor, _) in pack_samples([raw], adapter=QWEN).token_tensors().items():
         assert torch.equal(tensor, pack_samples([ready], adapter=QWEN).token_tensors()[name][0])
+
+
+def test_pinned_packs_hold_the_same(make, monkeypatch):
+    """Without an accelerator nothing can be pinned, so the request is noted and dropped."""
+    pinned, empty = [], torch.empty
+
+    def noted(*args, pin_memory=False, **kwargs):
+        pinned.append(pin_memory)
+        return empty(*args, **kwargs)
+
+    samples = make.random_samples("qwen2_5_vl", np.random.default_rng(2), 4)
+    plain = pack_samples(samples, adapter=QWEN, align=4)
+    monkeypatch.setattr(torch, "empty", noted)
+    again = pack_samples(samples, adapter=QWEN, align=4, pin_memory=True)
+    assert all(pinned) and len(pinned) >= len(plain.token_tensors()) + len(plain.media)
+    for name, (tensor, _) in plain.token_tensors().items():
+        assert torch.equal(tensor, again.token_tensors()[name][0]), name
+    for name, tensor in plain.media.items():
+        assert torch.equal(tensor, again.media[name]), name
+    assert (again.cu_seqlens_q_padded is again.cu_seqlens_q) == (plain.cu_seqlens_q_padded is plain.cu_seqlens_q)
