@@ -52,9 +52,10 @@ def merge_by_mask(model: nn.Module) -> bool:
         return False
     subclass(model.get_submodule(path), MaskedMerge)
     if not isinstance(model, MaskArgument):
+        marked: Any = model
         stock: Any = type(model)
         subclass(model, MaskArgument, masked_forward(stock))
-        model.evenpack_merge_path = path
+        marked.evenpack_merge_path = path
     return True
 
 

@@ -80,7 +80,7 @@ def set_attention(model: Any) -> None:
 
 def can_flash(model: Any) -> bool:
     """Whether `flash_attention_2` can run this model where it is."""
-    from transformers.utils import is_flash_attn_2_available
+    from transformers.utils.import_utils import is_flash_attn_2_available
 
     parameter = next(model.parameters())
     half = parameter.dtype in (torch.float16, torch.bfloat16)
