@@ -66,47 +66,25 @@ def pack_samples(
     if weight_scales is not None and len(weight_scales) != len(samples):
         raise ValueError(f"{len(weight_scales)} weight_scales for {len(samples)} samples")
     ready = [prepared(sample, index, adapter) for index, sample in enumerate(samples)]
-    lengths = [sample.num_tokens for sample in ready]
-    bounds = Boundaries(lengths, align=align, pack_align=pack_align, pad_to=pad_to)
-    longest = int(bounds.padded.max())
-    if max_seqlen is not None and max_seqlen < longest:
-        raise ValueError(f"max_seqlen={max_seqlen} is less than the longest segment, {longest}")
-
+    bounds = Boundaries([one.num_tokens for one in ready], align=align, pack_align=pack_align, pad_to=pad_to)
     real, padded = boundary_tensors(bounds, max_segments, pin_memory)
     labels, weights = pack_targets(ready, weight_scales, bounds, pin_memory)
-    input_ids = lay_out([sample.tensor("input_ids") for sample in ready], 0, adapter.pad_token_id, bounds, pin_memory)
-    layouts = [sample.layout for sample in ready]
-    types = type_ids(layouts, bounds)
-    segment_ids = on_host(bounds.segment_ids, pin_memory)[None]
-    further = [field for field in adapter.fields.of_kind("token") if field.name not in OWN]
-    columns = {field.name: pack_tokens(field, ready, num_dummies, bounds, pin_memory) for field in further}
-    names = [sample.sample_id for sample in ready[: len(ready) - num_dummies]]
+    num_samples = len(ready) - num_dummies
+    names = [sample.sample_id for sample in ready[:num_samples]]
     batch = PackedBatch(
         adapter=adapter,
         bounds=bounds,
-        input_ids=input_ids[None],
         labels=labels[None],
         loss_mask=weights[None],
-        padding_mask=on_host(bounds.padding_mask, pin_memory)[None],
-        position_ids=row_positions(layouts, bounds, adapter, pin_memory),
-        mm_token_type_ids=on_host(types, pin_memory)[None],
-        media_token_validity_mask=on_host(types != 0, pin_memory)[None],
-        segment_ids=segment_ids,
-        seq_idx=segment_ids,
         cu_seqlens_q=real,
         cu_seqlens_q_padded=padded,
-        max_seqlen_q=longest if max_seqlen is None else max_seqlen,
-        media=pack_media(adapter.fields.of_kind("media"), ready, num_dummies, pin_memory),
-        token_fields={name: column for name, column in columns.items() if column is not None},
-        sample_fields={
-            field.name: pack_values(field, ready, bounds.num_segments)
-            for field in adapter.fields.of_kind("sample")
-            if field.name != "sample_id"
-        },
-        sample_ids=names + [None] * (bounds.num_segments - len(names)),
+        max_seqlen_q=reported_length(bounds, max_seqlen),
+        sample_ids=names + [None] * (bounds.num_segments - num_samples),
         loss_tokens=int(torch.count_nonzero(weights)),
-        num_samples=len(ready) - num_dummies,
-        num_spelled=sum(layout.num_spelled for layout in layouts),
+        num_samples=num_samples,
+        num_spelled=sum(sample.layout.num_spelled for sample in ready),
+        **row_tensors(ready, bounds, adapter, pin_memory),
+        **further_fields(ready, num_dummies, bounds, adapter, pin_memory),
     )
     check_pack(batch)
     return batch
@@ -133,10 +111,44 @@ def boundary_tensors(bounds: Boundaries, max_segments: int | None, pin: bool) ->
     return (real, padded) if bounds.has_padding else (real, real)
 
 
-def row_positions(layouts: Sequence[SampleLayout], bounds: Boundaries, adapter: ModelAdapter, pin: bool) -> torch.Tensor:
-    """Return position ids as the model takes them: [1, T], or [3, 1, T] for M-RoPE."""
+def reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
+    """Return the longest padded segment, or the constant to report in its place."""
+    longest = int(bounds.padded.max())
+    if max_seqlen is not None and max_seqlen < longest:
+        raise ValueError(f"max_seqlen={max_seqlen} is less than the longest segment, {longest}")
+    return longest if max_seqlen is None else max_seqlen
+
+
+def row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAdapter, pin: bool) -> dict[str, Any]:
+    """Return ids, positions and masks of a row; all but the ids follow from layouts and boundaries, on the host."""
+    layouts = [sample.layout for sample in samples]
+    ids = lay_out([sample.tensor("input_ids") for sample in samples], 0, adapter.pad_token_id, bounds, pin)
     positions = on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
-    return positions if adapter.rope == "1d" else positions[:, None]
+    types = type_ids(layouts, bounds)
+    segment_ids = on_host(bounds.segment_ids, pin)[None]
+    return {
+        "input_ids": ids[None],
+        "position_ids": positions if adapter.rope == "1d" else positions[:, None],
+        "padding_mask": on_host(bounds.padding_mask, pin)[None],
+        "mm_token_type_ids": on_host(types, pin)[None],
+        "media_token_validity_mask": on_host(types != 0, pin)[None],
+        "segment_ids": segment_ids,
+        "seq_idx": segment_ids,
+    }
+
+
+def further_fields(
+    samples: Sequence[Sample], num_dummies: int, bounds: Boundaries, adapter: ModelAdapter, pin: bool
+) -> dict[str, Any]:
+    """Return media, further token fields and per-sample fields; token and media fields that no sample has are absent."""
+    tokens = [field for field in adapter.fields.of_kind("token") if field.name not in OWN]
+    columns = {field.name: pack_tokens(field, samples, num_dummies, bounds, pin) for field in tokens}
+    per_sample = [field for field in adapter.fields.of_kind("sample") if field.name != "sample_id"]
+    return {
+        "media": pack_media(adapter.fields.of_kind("media"), samples, num_dummies, pin),
+        "token_fields": {name: column for name, column in columns.items() if column is not None},
+        "sample_fields": {field.name: pack_values(field, samples, bounds.num_segments) for field in per_sample},
+    }
 
 
 def type_ids(layouts: Sequence[SampleLayout], bounds: Boundaries) -> np.ndarray:
