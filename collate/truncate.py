@@ -46,7 +46,7 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
             f"sample {sample.sample_id!r} begins with a media item of {min(end for _, _, end in items)} tokens, "
             f"which cannot be truncated to {max_tokens}"
         )
-    rows = dict.fromkeys(TYPE_CODES, (0, 0))
+    rows: dict[str, tuple[int, int]] = dict.fromkeys(TYPE_CODES, (0, 0))
     for name, grid in grids.items():
         kept = sum(1 for modality, _, end in items if modality == name and end <= stop)
         rows[name] = kept, int(grid[:kept].prod(axis=1).sum())
