@@ -1,5 +1,6 @@
 """`PackingScheduler`: wraps a training loop's data source."""
 
+import functools
 import time
 import warnings
 from collections import deque
@@ -81,7 +82,7 @@ class PackingScheduler(Iterator[PackedStep]):
         groups = groups or ProcessGroups.from_world()
         cost = cost or default_cost(adapter)
         config = config.resolved(**dummy_settings(adapter, cost))
-        warm_up()
+        _warm_up_once()
         self._config = config
         self._groups = groups
         self._source = as_source(source)
@@ -221,7 +222,9 @@ class PackingScheduler(Iterator[PackedStep]):
         if len(states) == num_ranks and {state.get("num_ranks") for state in states} == {num_ranks}:
             return self.load_state_dict(next(state for state in states if state.get("rank") == rank))
         mine = reshard(states, rank, num_ranks)
-        positions = [state["source"] for state in sorted(states, key=lambda state: state["rank"])]
+        # A source that has ended stands at the beginning of its next epoch: nothing of this one is left there to divide.
+        going = [state for state in states if not (mine["in_epoch"] and state["exhausted"])]
+        positions = [state["source"] for state in sorted(going, key=lambda state: state["rank"])]
         if any(position is not None for position in positions):
             divide = getattr(self._source, "load_state_dicts", None)
             if divide is None:
@@ -282,6 +285,11 @@ class PackingScheduler(Iterator[PackedStep]):
                 stacklevel=2,
             )
         self._prefetcher = None
+
+
+@functools.cache
+def _warm_up_once() -> None:
+    warm_up()
 
 
 def default_cost(adapter: ModelAdapter) -> CostModel:

@@ -1,0 +1,201 @@
+"""A resumed scheduler hands out what it would have handed out without the stop (D8)."""
+
+import io
+import os
+
+import pytest
+import torch
+
+from evenpack.scheduler.testing import run_ranks
+
+from .helpers import flat, names_of, open_scheduler, random_source, text_sample
+
+#: Steps of an epoch; a nightly run takes more.
+STEPS = int(os.environ.get("EVENPACK_RESUME_STEPS", "5"))
+
+
+def fingerprint(step):
+    """Return everything that makes a step: packs bit for bit, plan, figures."""
+    packs = [
+        (
+            tuple(batch.sample_ids),
+            batch.input_ids.numpy().tobytes(),
+            batch.labels.numpy().tobytes(),
+            batch.cu_seqlens_q.tolist(),
+        )
+        for batch in step
+    ]
+    return packs, step.plan.digest, step.stats.step, step.loss_divisor, step.stats.num_deferred
+
+
+def saved(state):
+    """Return a state as it comes back from a file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+def lists_of(source, size=3):
+    """Return lists of samples, so that some samples of a list wait for the next step."""
+    return [source[index : index + size] for index in range(0, len(source), size)]
+
+
+def with_outliers(rank):
+    """Return samples, one of which is far heavier than all others, on two ranks in turn."""
+    samples = random_source(rank, 4 * STEPS)
+    for index in range(rank, len(samples), 9):
+        samples[index] = text_sample(1000, f"{rank}-{index}")
+    return samples
+
+
+CASES = {
+    "samples": (lambda rank: random_source(rank, 4 * STEPS), {}),
+    "lists": (lambda rank: lists_of(random_source(rank, 4 * STEPS)), {}),
+    "uneven ends": (lambda rank: random_source(rank, 4 * STEPS - 3 * rank), {}),
+    "tokens": (lambda rank: random_source(rank, 4 * STEPS), {"tokens_per_step": 500}),
+    "deferral": (with_outliers, {"defer": 3, "max_tokens": 1024}),
+    "microbatch scope": (
+        lambda rank: lists_of(random_source(rank, 3 * STEPS), 1),
+        {"scope": "microbatch", "num_microbatches": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_resume_at_every_step(case, prefetch):
+    source, settings = CASES[case]
+
+    def fn(rank, num_ranks):
+        def fresh():
+            return open_scheduler(source(rank), prefetch=prefetch, **settings)
+
+        with fresh() as scheduler:
+            states, steps = [saved(scheduler.state_dict())], []
+            for _ in range(2):  # two epochs: a state is also saved at the end of one
+                for step in scheduler:
+                    steps.append(fingerprint(step))
+                    states.append(saved(scheduler.state_dict()))
+                states.append(saved(scheduler.state_dict()))
+                steps.append(None)
+        for position in range(len(steps)):
+            with fresh() as scheduler:
+                scheduler.load_state_dict(states[position])
+                scheduler.load_state_dict(saved(scheduler.state_dict()))  # right after a load
+                got = [fingerprint(step) for step in scheduler]
+                end = steps.index(None, position)
+                assert got == steps[position:end], position
+        return len(steps)
+
+    counts = run_ranks(fn, 3, timeout=120)
+    assert len(set(counts)) == 1 and counts[0] >= STEPS
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_iterator_resumes_with_what_was_read(prefetch):
+    """It cannot go back: prepared steps are in the state, and the iterator stands behind them."""
+
+    def fn(rank, num_ranks):
+        with open_scheduler(iter(with_outliers(rank)), prefetch=prefetch, defer=3, max_tokens=1024) as scheduler:
+            expected = [fingerprint(step) for step in scheduler]
+        iterator, got = iter(with_outliers(rank)), []
+        state = None
+        while True:
+            with open_scheduler(iterator, prefetch=prefetch, defer=3, max_tokens=1024) as scheduler:
+                if state is not None:
+                    scheduler.load_state_dict(state)
+                try:
+                    got.append(fingerprint(next(scheduler)))
+                except StopIteration:
+                    break
+                state = saved(scheduler.state_dict())
+        assert got == expected
+
+    run_ranks(fn, 2)
+
+
+class Sharded:
+    """A source that can be divided anew: rank r of R reads every R-th sample of what is left."""
+
+    def __init__(self, samples, rank, num_ranks):
+        self.samples, self.rank, self.num_ranks = samples, rank, num_ranks
+        self.left, self.at = list(range(len(samples)))[rank::num_ranks], 0
+
+    def __iter__(self):
+        while self.at < len(self.left):
+            self.at += 1
+            yield self.samples[self.left[self.at - 1]]
+        self.left, self.at = list(range(len(self.samples)))[self.rank :: self.num_ranks], 0
+
+    def state_dict(self):
+        return {"left": self.left[self.at :]}
+
+    def load_state_dict(self, state):
+        self.left, self.at = state["left"], 0
+
+    def load_state_dicts(self, states):
+        left = sorted(index for state in states for index in state["left"])
+        self.left, self.at = left[self.rank :: self.num_ranks], 0
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5])
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 3)])
+@pytest.mark.parametrize("settings", [{}, {"tokens_per_step": 500}])
+def test_resume_on_another_number_of_ranks(before, after, stop, settings):
+    everyone = random_source(0, 90)
+
+    def first(rank, num_ranks):
+        with open_scheduler(Sharded(everyone, rank, num_ranks), prefetch=2, **settings) as scheduler:
+            names = [names_of(next(scheduler)) for _ in range(stop)]
+            return names, saved(scheduler.state_dict())
+
+    outcomes = run_ranks(first, before)
+    states = [state for _, state in outcomes]
+
+    def second(rank, num_ranks):
+        with open_scheduler(Sharded(everyone, rank, num_ranks), prefetch=1, **settings) as scheduler:
+            scheduler.load_state_dicts(states)
+            return [names_of(step) for step in scheduler]
+
+    names = list(flat([names for names, _ in outcomes])) + list(flat(run_ranks(second, after)))
+    assert sorted(names) == sorted(sample["sample_id"] for sample in everyone)
+
+
+def test_states_that_do_not_fit_are_refused():
+    with open_scheduler(random_source(0, 20)) as scheduler:
+        next(scheduler)
+        state = scheduler.state_dict()
+        with pytest.raises(ValueError, match="before the first step"):
+            scheduler.load_state_dict(state)
+    for change, text in [
+        ({"num_ranks": 4}, "saved on 4 ranks, this job has 1"),
+        ({"rank": 1}, "saved by rank 1, this is rank 0"),
+        ({"version": 9}, "version 9, this is version 1"),
+    ]:
+        with open_scheduler(random_source(0, 20)) as scheduler, pytest.raises(ValueError, match=text):
+            scheduler.load_state_dict({**state, **change})
+    with open_scheduler(random_source(0, 20)) as scheduler, pytest.raises(ValueError, match="it lacks"):
+        scheduler.load_state_dict({"rank": 0, "num_ranks": 1})
+    with open_scheduler(random_source(0, 20)) as scheduler, pytest.raises(ValueError, match="list has no load_state_dicts"):
+        scheduler.load_state_dicts([{**state, "num_ranks": 2}, {**state, "rank": 1, "num_ranks": 2}])
+    with open_scheduler(random_source(0, 20)) as scheduler, pytest.raises(ValueError, match="not those of all 3 ranks"):
+        scheduler.load_state_dicts([{**state, "num_ranks": 3}, {**state, "rank": 1, "num_ranks": 3}])
+
+
+def test_ranks_that_resume_from_different_steps_are_stopped():
+    from evenpack.core import PlanMismatchError
+
+    def fn(rank, num_ranks):
+        with open_scheduler(random_source(rank, 40)) as scheduler:
+            for _ in range(2 + rank):
+                next(scheduler)
+            state = scheduler.state_dict()
+            while rank == 0:
+                next(scheduler)
+                break
+        with open_scheduler(random_source(rank, 40)) as scheduler:
+            scheduler.load_state_dict(state)
+            with pytest.raises(PlanMismatchError, match="different steps: step is 0x2 on rank 0 and 0x3 on rank 1"):
+                next(scheduler)
+
+    run_ranks(fn, 2)

@@ -1,0 +1,117 @@
+"""Transports move the same bytes; the device transport keeps to fixed peers."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from evenpack.scheduler.channel import open_channel
+from evenpack.scheduler.config import SchedulerConfig
+from evenpack.scheduler.groups import ProcessGroups
+from evenpack.scheduler.relay import Relay
+from evenpack.scheduler.testing import run_ranks
+from evenpack.scheduler.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
+
+from .helpers import VISION, flat, mixed_source, names_of, open_scheduler
+
+
+@pytest.mark.parametrize("transport", ["host", "device"])
+def test_bytes_arrive_in_order_of_rank(transport):
+    def fn(rank, num_ranks):
+        config = SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport, max_peers=8, timeout=20.0)
+        channel = open_channel(ProcessGroups.from_world(), config)
+        rows = channel.steps.gather(np.full(3, rank, np.uint8))
+        sends = [(rank + 2 * peer) % 5 for peer in range(num_ranks)]
+        receives = [(peer + 2 * rank) % 5 for peer in range(num_ranks)]
+        outgoing = torch.cat([torch.full((size,), 16 * rank + peer, dtype=torch.uint8) for peer, size in enumerate(sends)])
+        incoming = channel.steps.exchange(outgoing, sends, receives)
+        channel.close()
+        expected = [16 * peer + rank for peer, size in enumerate(receives) for _ in range(size)]
+        return rows[:, 0].tolist(), incoming.tolist() == expected
+
+    assert run_ranks(fn, 4, backend="gloo") == [([0, 1, 2, 3], True)] * 4
+
+
+@pytest.mark.parametrize(("num_ranks", "max_peers"), [(2, 8), (5, 2), (8, 8), (64, 8), (1024, 8), (7, 1), (9, 3)])
+def test_fixed_peers_are_few_and_mutual(num_ranks, max_peers):
+    peers = fixed_peers(num_ranks, max_peers)
+    assert all(len(others) <= max_peers and rank not in others for rank, others in enumerate(peers))
+    assert all(rank in peers[other] for rank, others in enumerate(peers) for other in others)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_device_transport_trains_every_sample_once(prefetch):
+    """The worker leaves its collectives to the training thread, which runs them in one order on every rank."""
+
+    def fn(rank, num_ranks):
+        threads = set()
+        names = []
+        source = mixed_source(rank, 30)
+        with open_scheduler(source, adapter=VISION, transport="device", max_peers=2, prefetch=prefetch) as scheduler:
+            steps = scheduler._channel.steps
+            assert isinstance(steps, DeviceTransport)
+            gather, exchange = steps.gather, steps.exchange
+            steps.gather = lambda data: (threads.add(threading.current_thread().name), gather(data))[1]
+            steps.exchange = lambda *args: (threads.add(threading.current_thread().name), exchange(*args))[1]
+            for step in scheduler:
+                # A collective of the training loop between two steps: it must not meet one of ours.
+                dist.all_reduce(torch.ones(1))
+                names.append(names_of(step))
+            return names, sorted(threads), len(steps.partners)
+
+    outcomes = run_ranks(fn, 4, backend="gloo")
+    assert sorted(flat([names for names, _, _ in outcomes])) == sorted(f"{r}-{i}" for r in range(4) for i in range(30))
+    assert all(threads == ["MainThread"] and partners <= 2 for _, threads, partners in outcomes)
+
+
+def test_partners_stay_few_over_a_thousand_steps():
+    from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
+
+    peers, rng = fixed_peers(16, 4), np.random.default_rng(0)
+    pairs = set()
+    for _ in range(1000):
+        table = SampleTable.from_lengths(rng.integers(1, 100, 64), home=np.repeat(np.arange(16), 4))
+        plan = plan_step(table, num_ranks=16, config=PlanConfig(max_tokens=400), peers=peers)
+        moved = plan.rank != table.home
+        pairs |= set(zip(table.home[moved].tolist(), plan.rank[moved].tolist(), strict=True))
+    partners = [{b for a, b in pairs if a == rank} | {a for a, b in pairs if b == rank} for rank in range(16)]
+    assert max(len(others) for others in partners) <= 4
+
+
+def test_what_waits_in_a_hub_can_be_aborted():
+    hub = MemoryHub(2, timeout=30.0)
+    transport = hub.transport(0)
+    threading.Timer(0.1, transport.abort).start()
+    started = time.monotonic()
+    with pytest.raises(Aborted):
+        transport.gather(np.zeros(1, np.uint8))
+    assert time.monotonic() - started < 5
+    with pytest.raises(Aborted):
+        transport.gather(np.zeros(1, np.uint8))
+
+
+def test_a_hub_names_who_did_not_come():
+    with pytest.raises(TransportError, match=r"missing ranks \[1, 2\]"):
+        MemoryHub(3, timeout=0.1).transport(0).gather(np.zeros(1, np.uint8))
+
+
+def test_relay_runs_operations_on_the_serving_thread():
+    relay, seen = Relay(), []
+
+    def worker():
+        seen.append(relay.call(lambda: threading.current_thread().name, is_gather=True))
+        with pytest.raises(KeyError):
+            relay.call(lambda: {}["missing"], is_gather=True)
+        with pytest.raises(Aborted):
+            relay.call(lambda: None, is_gather=True)
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    relay.serve(lambda: relay.num_gathers == 1)
+    relay.serve(lambda: relay.num_gathers == 2)
+    relay.close()
+    thread.join(10)
+    assert seen == ["MainThread"] and not thread.is_alive()
