@@ -94,6 +94,11 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.labels
 
     @property
+    def loss_weights(self) -> torch.Tensor:
+        """The weights under the name that they have in a sample; here they lie at the positions that learn."""
+        return self.loss_mask
+
+    @property
     def cu_seqlens_kv(self) -> torch.Tensor:
         """The same object as `cu_seqlens_q`: attention is within one row."""
         return self.cu_seqlens_q

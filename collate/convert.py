@@ -28,8 +28,8 @@ def convert(value: Any, field: Field, where: str) -> Value:
         return scalar(value, field, where)
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
-    elif isinstance(value, np.ndarray):
-        tensor = from_array(value, field, where)
+    elif isinstance(value, np.ndarray | np.generic):
+        tensor = from_array(np.asarray(value), field, where)
     elif isinstance(value, list | tuple | bool | int | float):
         tensor = from_list(value, field, where)
     else:
@@ -70,14 +70,16 @@ def from_list(value: Any, field: Field, where: str) -> torch.Tensor:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # ragged, or a tensor that numpy cannot read
         raise FieldShapeError(f"{where}: {field.name!r} is no regular list of numbers ({error})") from error
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind == "u" and array.size and int(array.max()) < 2**63:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "bif":
         raise FieldShapeError(f"{where}: {field.name!r} must hold numbers, got {array.dtype} values")
     if array.size == 0:
         return torch.empty(array.shape, dtype=torch.float32 if field.dtype in (FLOAT, ANY) else dtype_of(field.dtype))
     target = list_dtype(field, array.dtype.kind)
     if target is None:
         raise FieldShapeError(f"{where}: {field.name!r} must be {field.dtype}, got a list of {array.dtype} values")
-    exact = torch.from_numpy(array.astype({"b": np.bool_, "f": np.float64}.get(array.dtype.kind, array.dtype)))
+    exact = torch.from_numpy(array.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[array.dtype.kind]))
     tensor = exact.to(target)
     # Decimal fractions are rounded by any floating dtype: there, only the range can be wrong.
     in_range = torch.isfinite(tensor) | ~torch.isfinite(exact)
@@ -89,7 +91,7 @@ def from_list(value: Any, field: Field, where: str) -> torch.Tensor:
 
 
 def list_dtype(field: Field, kind: str) -> torch.dtype | None:
-    """Return the dtype that a list of bools ("b"), integers ("i", "u") or floats ("f") takes, None where it has none."""
+    """Return the dtype that a list of bools ("b"), integers ("i") or floats ("f") takes, None where it has none."""
     if field.dtype == ANY:
         return {"b": torch.bool, "i": torch.int64}.get(kind)  # a list of floats could be any floating dtype
     target = torch.float32 if field.dtype == FLOAT else dtype_of(field.dtype)

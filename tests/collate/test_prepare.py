@@ -50,6 +50,7 @@ def bad_pixels() -> torch.Tensor:
         ({"input_ids": np.array([1], dtype=object)}, FieldShapeError, "no tensor dtype"),
         ({"input_ids": torch.tensor([[0, 1]]).to_sparse()[0]}, FieldShapeError, "must be a dense tensor"),
         ({"input_ids": [2**70]}, FieldShapeError, "must hold numbers"),
+        ({"input_ids": [2**63]}, FieldShapeError, "must hold numbers, got uint64"),
         ({"input_ids": [1, -7]}, FieldShapeError, r"input_ids\[1\] is -7, ids must be at least 0"),
         ({"input_ids": [1, 2], "labels": [1]}, FieldShapeError, "'labels' has 1 values, but 'input_ids' has 2"),
         ({"input_ids": [1, 2], "loss_weights": [1.0, NAN]}, FieldShapeError, "'loss_weights' has 1 of 2 values .* not finite"),
@@ -174,6 +175,13 @@ def test_lists_take_the_declared_dtype_and_arrays_keep_theirs(make, value, want)
     got = prepare_sample(raw, adapter=QWEN).tensor("second_per_grid_ts")
     assert got.dtype == want.dtype
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1, 2], (1, 2), [np.uint8(1), np.int16(2)], [torch.tensor(1), torch.tensor(2)], np.arange(1, 3), torch.arange(1, 3)]
+)
+def test_integers_are_taken_exactly_whatever_holds_them(ids):
+    assert prepare_sample({"input_ids": ids}, adapter=TEXT).tensor("input_ids").tolist() == [1, 2]
 
 
 def test_seconds_per_grid_default_to_one(make):
