@@ -24,11 +24,12 @@ QUADRATIC_LENGTH = 65_536
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """A named table of samples, with the capacity that it is meant for."""
+    """A named table of samples, with the capacity that it is meant for and further settings of the planner."""
 
     name: str
     capacity: int
     table: SampleTable
+    settings: dict[str, Any] = {}
 
 
 def lognormal(rng: Rng, parts: list[tuple[float, float, float]], count: int) -> Array:
@@ -81,7 +82,9 @@ def image_text(rng: Rng, num_ranks: int, per_rank: int, *, phases: int = 1, capa
         media=media if phases == 2 else np.zeros(count, np.int64),
         nbytes=(16 * tokens + 256 + patches * 3072).astype(np.int64),
     )
-    return Workload(name="image-text" + (", 2 phases" if phases == 2 else ""), capacity=capacity, table=table)
+    settings = {"dummy_tokens": {"image": 4, "video": 4}} if phases == 2 else {}
+    name = "image-text" + (", 2 phases" if phases == 2 else "")
+    return Workload(name=name, capacity=capacity, table=table, settings=settings)
 
 
 def _media(rng: Rng, kind: int) -> tuple[Array, Array]:

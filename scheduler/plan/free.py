@@ -13,15 +13,33 @@ from .table import Ints
 #: Full bins that a sample passes over before it is left to the fallback.
 TRIES = 64
 PASSES = 3
+#: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
+LARGE = 40_000
+#: Excess of a rank over the mean that is not worth an exchange otherwise: a fraction of it.
+FINE = 1_000_000
+#: A plan this near its bound is not worth another way to fill or another number of micro-batches.
+NEAR = 0.002
 #: Capacities tried by the fallback.
 MULTIFIT = 8
 
 
 def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
     """Like cost on all ranks at each index. None where the samples were not made to fit `count` micro-batches."""
-    bins = pack(problem, count, reserve)
-    if bins is None:
-        return None
+    best, least = None, 0
+    for build in (pack, pack_in_turn) if problem.num_phases == 1 else (pack,):
+        bins = build(problem, count, reserve)
+        if bins is None:
+            continue
+        value = _even_out(problem, bins, bound)
+        if best is None or value < least:
+            best, least = bins, value
+        if least <= bound + int(bound * NEAR):
+            break
+    return best
+
+
+def _even_out(problem: Problem, bins: Bins, bound: int) -> int:
+    """Arrange and exchange until nothing improves; returns the sum of the largest."""
     for _ in range(PASSES):
         if problem.num_phases == 1:
             columns_by_load(problem, bins)
@@ -31,7 +49,7 @@ def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> 
         even_columns(problem, bins, across=True)
     if problem.num_phases == 1:
         columns_by_load(problem, bins)
-    return bins
+    return _sum_of_largest(problem, bins)
 
 
 def _sum_of_largest(problem: Problem, bins: Bins) -> int:
@@ -71,7 +89,8 @@ def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins |
 
 
 def _even(problem: Problem, bins: Bins, mean: int) -> None:
-    even_ranks(problem, bins, mean, goal=mean // GOOD_ENOUGH)
+    close = GOOD_ENOUGH if len(problem.size) > LARGE else FINE
+    even_ranks(problem, bins, mean, goal=mean // close)
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, bins)
 
@@ -84,6 +103,38 @@ def pack(problem: Problem, count: int, reserve: bool) -> Bins | None:
     if fit(problem, bins, by_size) == 0:
         return bins
     return fit_evenly(problem, count, reserve, by_size)
+
+
+def pack_in_turn(problem: Problem, count: int, reserve: bool) -> Bins | None:
+    """Water-fill: one micro-batch after the other, from the heaviest samples left, up to what the rest would average."""
+    bins = Bins.empty(problem, count, reserve)
+    ranks = problem.num_ranks
+    goal = np.zeros((ranks, count, 1), np.int64)
+    rate = usual_rate(problem, problem.weight)
+    for index in range(count):
+        rest = _unplaced(bins, problem.by_weight)
+        if not len(rest):
+            break
+        goal[:, index] = max(int(problem.weight[rest[0]]), -(-int(problem.weight[rest].sum()) // (ranks * (count - index))))
+        deficit = goal.reshape(ranks * count, 1)
+        kernels.fill_deepest(
+            rest,
+            problem.weight,
+            problem.cost,
+            problem.size,
+            deficit[:, 0].copy(),
+            deficit,
+            bins.room,
+            bins.places,
+            bins.bin_of,
+            index,
+            index + 1,
+            count,
+            rate,
+            True,
+            TRIES // 8,
+        )
+    return None if fit(problem, bins, problem.by_size) else bins
 
 
 def fit_evenly(problem: Problem, count: int, reserve: bool, order: Ints) -> Bins | None:

@@ -9,14 +9,11 @@ from ...core.errors import InfeasiblePlanError
 from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
-from .free import fit, free_microbatch, free_step, pack
+from .free import LARGE, NEAR, fit, free_microbatch, free_step, pack
 from .minimal import minimal_microbatch, minimal_step
 from .problem import Problem
 
-#: A free plan this near its bound is not worth another number of micro-batches.
-NEAR = 0.002
-#: The same for steps of more samples than this, where another number costs more time than it saves.
-LARGE = 40_000
+#: The same for large steps, where another number costs more time than it saves.
 NEAR_WHEN_LARGE = 0.01
 #: Most numbers of micro-batches that are solved in full once one was found to work.
 MORE = 4

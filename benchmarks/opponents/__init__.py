@@ -1,0 +1,26 @@
+"""Planners of other training frameworks, written from public descriptions of what they do, as planner functions.
+
+Each takes what `plan_step` takes and returns a `StepPlan`; capacities that an algorithm does not respect are exceeded, and
+`overflow` says by how much. None of their code is used here; names say where the algorithm is found.
+"""
+
+from collections.abc import Callable
+
+from evenpack.scheduler.plan import StepPlan
+
+from .first_fit import ffd_karmarkar_karp_swaps, first_fit_decreasing
+from .karmarkar_karp import karmarkar_karp_equal
+from .longest_first import longest_first_swaps
+from .next_fit import next_fit
+from .water_fill import water_fill
+
+#: Name to planner.
+OPPONENTS: dict[str, Callable[..., StepPlan]] = {
+    "next-fit (Megatron-Core)": next_fit,
+    "Karmarkar-Karp, equal counts (verl)": karmarkar_karp_equal,
+    "first-fit decreasing (NeMo-RL)": first_fit_decreasing,
+    "LPT and swaps (LoongForge)": longest_first_swaps,
+    "FFD, KK and swaps (prime-rl)": ffd_karmarkar_karp_swaps,
+}
+
+__all__ = ["OPPONENTS", "water_fill"]

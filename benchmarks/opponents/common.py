@@ -1,0 +1,45 @@
+"""What all opponents share: from lists of packs to a plan."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_fixed
+
+Pack = list[int]
+
+
+def weights(table: SampleTable) -> list[int]:
+    """Cost of each sample over all phases."""
+    cost = table.cost if table.cost.ndim == 1 else table.cost.sum(axis=1)
+    return [int(value) for value in cost]
+
+
+def to_plan(table: SampleTable, ranks: Sequence[Sequence[Pack]], *, num_ranks: int, config: PlanConfig) -> StepPlan:
+    """Describe packs `[rank][micro-batch]` as a plan, over capacity where they are."""
+    count = max(max((len(packs) for packs in ranks), default=1), 1)
+    rank, microbatch = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
+    for r, packs in enumerate(ranks):
+        for m, pack in enumerate(packs):
+            rank[pack], microbatch[pack] = r, m
+    fixed = msgspec.structs.replace(config, num_microbatches=count)
+    return plan_fixed(table, rank, microbatch, num_ranks=num_ranks, config=fixed, enforce=False)
+
+
+def overflow(plan: StepPlan, capacity: int) -> float:
+    """How far the fullest pack lies above the capacity: 0.1 is 10%."""
+    return max(int(plan.padded.max()) / capacity - 1, 0.0)
+
+
+def split_to_multiple(packs: list[Pack], multiple: int) -> list[Pack]:
+    """Make the number of packs a multiple by moving last samples of the packs with most samples into packs of their own."""
+    target = -(-max(len(packs), 1) // multiple) * multiple
+    packs = [list(pack) for pack in packs]
+    while len(packs) < target:
+        donor = max(range(len(packs)), key=lambda k: len(packs[k]), default=-1)
+        if donor < 0 or len(packs[donor]) < 2:
+            packs.append([])
+        else:
+            packs.append([packs[donor].pop()])
+    return packs
