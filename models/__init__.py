@@ -9,6 +9,7 @@ from .family import Family
 from .forward import forward_arguments
 from .layout import sample_layout
 from .prepare import check_model, prepare_model
+from .probe import verify_isolation
 from .registry import adapter_for, check_config, register_family
 from .rope import mrope_positions, pack_positions
 from .unwrap import unwrap_model
@@ -28,4 +29,5 @@ __all__ = [
     "register_family",
     "sample_layout",
     "unwrap_model",
+    "verify_isolation",
 ]

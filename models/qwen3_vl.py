@@ -24,3 +24,10 @@ QWEN3_VL_MOE = msgspec.structs.replace(
     adapter=msgspec.structs.replace(QWEN3_VL.adapter, name="qwen3_vl_moe"),
     model_types=("qwen3_vl_moe",),
 )
+
+# Cosmos 3 reasons with Qwen3-VL's towers and tokens.
+COSMOS3_OMNI = msgspec.structs.replace(
+    QWEN3_VL,
+    adapter=msgspec.structs.replace(QWEN3_VL.adapter, name="cosmos3_omni"),
+    model_types=("cosmos3_omni",),
+)

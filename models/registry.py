@@ -8,6 +8,7 @@ import msgspec
 
 from ..core import FieldSet
 from .adapter import ModelAdapter
+from .cohere_compass import COHERE_COMPASS
 from .ernie4_5_vl import ERNIE4_5_VL_MOE
 from .family import Family, adapter_value, config_values, lookup
 from .glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
@@ -15,7 +16,7 @@ from .paddleocr_vl import PADDLEOCR_VL
 from .qwen2_5_vl import QWEN2_5_VL
 from .qwen2_vl import QWEN2_VL
 from .qwen3_5 import QWEN3_5, QWEN3_5_MOE
-from .qwen3_vl import QWEN3_VL, QWEN3_VL_MOE
+from .qwen3_vl import COSMOS3_OMNI, QWEN3_VL, QWEN3_VL_MOE
 from .qwen_omni import QWEN2_5_OMNI, QWEN3_OMNI_MOE
 from .text import TEXT
 
@@ -28,6 +29,8 @@ FAMILIES: dict[str, Family] = {
         QWEN2_5_VL,
         QWEN3_VL,
         QWEN3_VL_MOE,
+        COSMOS3_OMNI,
+        COHERE_COMPASS,
         QWEN3_5,
         QWEN3_5_MOE,
         GLM4V,

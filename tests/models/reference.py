@@ -16,6 +16,8 @@ CLASSES = {
     "qwen2_5_vl": "Qwen2_5_VLModel",
     "qwen3_vl": "Qwen3VLModel",
     "qwen3_vl_moe": "Qwen3VLMoeModel",
+    "cosmos3_omni": "Cosmos3OmniModel",
+    "cohere_compass": "CohereCompassModel",
     "qwen3_5": "Qwen3_5Model",
     "qwen3_5_moe": "Qwen3_5MoeModel",
     "glm4v": "Glm4vModel",

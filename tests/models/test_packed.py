@@ -20,9 +20,10 @@ from . import tiny
 pytest.importorskip("transformers")
 
 # Families that compute a part in fp32 whatever the model's dtype: Gated DeltaNet its chunks (whose size padding changes),
-# routers their scores, GLM's vision tower its position embeddings. Packing takes their sums in another order.
+# routers their scores, GLM's vision tower its position embeddings, Cohere's norms their weights. Packing takes their sums in
+# another order.
 FP32_LOGITS = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
-FP32_GRADIENTS = (*FP32_LOGITS, "glm4v", "ernie4_5_vl_moe")
+FP32_GRADIENTS = (*FP32_LOGITS, "glm4v", "ernie4_5_vl_moe", "cohere_compass")
 
 
 @pytest.fixture(scope="module", params=tiny.FAMILIES)

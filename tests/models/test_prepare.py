@@ -10,7 +10,7 @@ from torch import nn
 
 from evenpack.collate import pack_samples
 from evenpack.core import UnsafeModelError
-from evenpack.models import adapter_for, check_model, forward_arguments, prepare_model, unwrap_model
+from evenpack.models import adapter_for, check_model, forward_arguments, prepare_model, unwrap_model, verify_isolation
 from evenpack.models.forward import VARLEN_ARGUMENTS
 from evenpack.models.recurrent import Isolated
 
@@ -106,6 +106,20 @@ def test_a_prepared_model_keeps_its_name_and_signature():
     added = set(inspect.signature(model.forward).parameters) - set(inspect.signature(stock.forward).parameters)
     assert added == {"media_token_validity_mask"}
     assert model.state_dict().keys() == stock.state_dict().keys()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5_moe", "qwen3_omni_moe"])
+def test_isolation_is_seen_in_what_a_model_does(family):
+    model = prepare_model(tiny.tiny_model(family)).train()
+    assert verify_isolation(model, adapter_for(model.config)) <= 1e-6
+    assert model.training
+
+
+def test_a_leak_is_seen_in_what_a_model_does():
+    """The probe needs no knowledge of layers: a model that drops the boundaries is caught."""
+    model = tiny.tiny_model("qwen2_5_vl")
+    with pytest.raises(UnsafeModelError, match="Qwen2_5_VLForConditionalGeneration mixes the segments"):
+        verify_isolation(model, adapter_for(model.config))
 
 
 class Wrapper(nn.Module):

@@ -83,6 +83,22 @@ def qwen3_vl(moe: bool = False) -> tuple[str, dict[str, Any]]:
     return "Qwen3VLMoe" if moe else "Qwen3VL", {"text_config": text, "vision_config": vision, **IDS}
 
 
+def cosmos3_omni() -> tuple[str, dict[str, Any]]:
+    return "Cosmos3Omni", qwen3_vl()[1]
+
+
+def cohere_compass() -> tuple[str, dict[str, Any]]:
+    rope = {name: MROPE | {"mrope_interleaved": True} for name in ("full_attention", "sliding_attention")}
+    text = DENSE | {
+        "rope_parameters": rope,
+        "layer_types": list(rope),
+        "sliding_window": 5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return "CohereCompass", {"text_config": text, "vision_config": QWEN3_VISION, **IDS}
+
+
 def qwen3_5(moe: bool = False) -> tuple[str, dict[str, Any]]:
     rope = MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
     experts = EXPERTS | {"shared_expert_intermediate_size": 16} if moe else {}
@@ -152,6 +168,8 @@ FAMILIES: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": lambda: qwen3_vl(moe=True),
+    "cosmos3_omni": cosmos3_omni,
+    "cohere_compass": cohere_compass,
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": lambda: qwen3_5(moe=True),
     "glm4v": glm4v,
