@@ -123,11 +123,11 @@ class TestTransformers:
             tiny_pack().forward_kwargs(model)
 
     def test_a_model_that_was_accepted_is_looked_at_again_after_a_change(self):
-        model = prepare_model(tiny_model())
-        tiny_pack().forward_kwargs(model)
+        model, batch = prepare_model(tiny_model()), tiny_pack()
+        batch.forward_kwargs(model)
         model.set_attn_implementation("sdpa")
         with pytest.raises(UnsafeModelError, match="sdpa"):
-            tiny_pack().forward_kwargs(model)
+            batch.forward_kwargs(model)
 
     def test_a_model_with_another_constant_is_refused(self):
         config = tiny_config()
