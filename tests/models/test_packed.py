@@ -13,6 +13,7 @@ import torch
 from evenpack.collate import pack_samples
 from evenpack.core import SpelledMediaTokenError
 from evenpack.models import adapter_for, prepare_model
+from evenpack.models.attention import padding_only_mask, varlen_attention
 from evenpack.models.items import media_grids
 
 from . import tiny
@@ -187,3 +188,34 @@ def test_wrapped_models_compute_the_same(one_rank, family, wrap):
     full = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in actual.items()}
     assert full.keys() == expected.keys()
     assert largest(list(full.values()), list(expected.values())) == 0
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2_5_omni"])
+def test_what_reaches_flash_attention(family):
+    """On a GPU, flash attention gets the pack's boundaries in the decoder and the towers' own in the towers.
+
+    A stand-in with flash attention's arguments takes its place here: models call it the way they call flash attention.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    calls: list[tuple[str, Any]] = []
+
+    def stand_in(module, query, key, value, attention_mask=None, **arguments):
+        assert attention_mask is None and arguments["cu_seq_lens_k"] is arguments["cu_seq_lens_q"]
+        assert isinstance(arguments["max_length_q"], int) and arguments["cu_seq_lens_q"].dtype == torch.int32
+        calls.append((type(module).__name__, arguments["cu_seq_lens_q"].tolist()))
+        return varlen_attention(module, query, key, value, None, **arguments)
+
+    AttentionInterface.register("flash_stand_in", stand_in)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("flash_stand_in", padding_only_mask)
+    stock, prepared = tiny.tiny_model(family), prepare_model(tiny.tiny_model(family))
+    for config in {id(m.config): m.config for m in prepared.modules() if hasattr(m, "config")}.values():
+        config._attn_implementation_internal = "flash_stand_in"  # set_attn_implementation asks for the real package
+    adapter = adapter_for(stock.config)
+    raws = samples_for(adapter)
+    assert largest([alone(stock, raw) for raw in raws], packed(prepared, raws, adapter)) <= 1e-12
+    cu = pack_samples(raws, adapter=adapter).cu_seqlens_q_padded.tolist()
+    decoder = {tuple(seen) for name, seen in calls if not ("Vision" in name or "Audio" in name)}
+    towers = {tuple(seen) for name, seen in calls if "Vision" in name or "Audio" in name}
+    assert decoder == {tuple(cu)} and towers and tuple(cu) not in towers
