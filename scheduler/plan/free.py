@@ -15,8 +15,6 @@ TRIES = 64
 PASSES = 3
 #: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
 LARGE = 40_000
-#: Excess of a rank over the mean that is not worth an exchange otherwise: a fraction of it.
-FINE = 1_000_000
 #: A plan this near its bound is not worth another way to fill or another number of micro-batches.
 NEAR = 0.002
 #: Capacities tried by the fallback.
@@ -89,8 +87,8 @@ def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins |
 
 
 def _even(problem: Problem, bins: Bins, mean: int) -> None:
-    close = GOOD_ENOUGH if len(problem.size) > LARGE else FINE
-    even_ranks(problem, bins, mean, goal=mean // close)
+    goal = mean // GOOD_ENOUGH if len(problem.size) > LARGE else 0
+    even_ranks(problem, bins, mean, goal=goal, patience=16)
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, bins)
 

@@ -10,6 +10,9 @@ from typing import Any
 import numba
 import numpy as np
 
+#: Two packs with at most so many samples are dealt anew in the best of all ways.
+FEW = 10
+
 _jit: Any = numba.njit(nogil=True, cache=True)
 
 
@@ -464,6 +467,21 @@ def _link(head, after, before, unit, index):
 
 
 @_jit
+def _move(index, source, target, to_bin, head, after, before, cost, size, excess, room, places, bin_of):
+    """Move a sample from one unit to a bin of another."""
+    _unlink(head, after, before, source, index)
+    room[bin_of[index]] += size[index]
+    places[bin_of[index]] += 1
+    _link(head, after, before, target, index)
+    bin_of[index] = to_bin
+    room[to_bin] -= size[index]
+    places[to_bin] -= 1
+    for k in range(cost.shape[1]):
+        excess[source, k] -= cost[index, k]
+        excess[target, k] += cost[index, k]
+
+
+@_jit
 def _penalty(high, low, moved, goal):
     """How far the larger of two loads, after `moved` went over, lies above `goal`."""
     return max(max(high - moved, low + moved) - goal, 0)
@@ -539,6 +557,45 @@ def _best_exchange(
             if best == 0 and best_price == 0:
                 return best_a, best_b
     return best_a, best_b
+
+
+@_jit
+def _best_partition(high, low, first, last, num_first, num_last, cost, size, price, excess, room, places, goal):
+    """Best way to deal the few samples of two packs anew: bits of those (first, then last) that change sides, or 0.
+
+    All partitions, one change at a time (Gray code); least penalty, then least price.
+    """
+    num_phases = cost.shape[1]
+    total = num_first + num_last
+    moved = np.zeros(num_phases, np.int64)
+    best, best_price, chosen = np.int64(0), np.int64(0), 0
+    for k in range(num_phases):
+        best += _penalty(excess[high, k], excess[low, k], 0, goal[k])
+    tokens, number, paid = np.int64(0), np.int64(0), np.int64(0)
+    mask = 0
+    for step in range(1, 1 << total):
+        bit = 0
+        while not step >> bit & 1:
+            bit += 1
+        mask ^= 1 << bit
+        index = first[bit] if bit < num_first else last[bit - num_first]
+        # What `high` loses: a sample of its own that leaves, or one of `low` that comes (negative).
+        sign = 1 if bit < num_first else -1
+        on = mask >> bit & 1
+        sign = sign if on else -sign
+        tokens += sign * size[index]
+        number += sign
+        paid += price[index] if on else -price[index]
+        for k in range(num_phases):
+            moved[k] += sign * cost[index, k]
+        if tokens > room[low] or -tokens > room[high] or number > places[low] or -number > places[high]:
+            continue
+        penalty = np.int64(0)
+        for k in range(num_phases):
+            penalty += _penalty(excess[high, k], excess[low, k], moved[k], goal[k])
+        if penalty < best or (penalty == best and chosen != 0 and paid < best_price):
+            best, best_price, chosen = penalty, paid, mask
+    return chosen
 
 
 @_jit
@@ -630,6 +687,18 @@ def refine(
                     last[num_last] = index
                     num_last += 1
                     index = after[index]
+                if bins_per_unit == 1 and num_first + num_last <= FEW and len(allowed) == 0:
+                    found = _best_partition(
+                        high, low, first, last, num_first, num_last, cost, size, price, excess, room, places, goal[g]
+                    )
+                    for i in range(num_first if found > 0 else 0):
+                        if found >> i & 1:
+                            _move(first[i], high, low, low, head, after, before, cost, size, excess, room, places, bin_of)
+                    for i in range(num_last if found > 0 else 0):
+                        if found >> (num_first + i) & 1:
+                            _move(last[i], low, high, high, head, after, before, cost, size, excess, room, places, bin_of)
+                    changed += found > 0
+                    continue
                 spare[0] = _roomiest(high, bins_per_unit, room, places)
                 spare[1] = _roomiest(low, bins_per_unit, room, places)
                 a, b = _best_exchange(
@@ -642,29 +711,9 @@ def refine(
                 to_low = bin_of[b] if b >= 0 else spare[1]
                 to_high = bin_of[a] if a >= 0 else spare[0]
                 if a >= 0:
-                    _unlink(head, after, before, high, a)
-                    room[bin_of[a]] += size[a]
-                    places[bin_of[a]] += 1
+                    _move(a, high, low, to_low, head, after, before, cost, size, excess, room, places, bin_of)
                 if b >= 0:
-                    _unlink(head, after, before, low, b)
-                    room[bin_of[b]] += size[b]
-                    places[bin_of[b]] += 1
-                if a >= 0:
-                    _link(head, after, before, low, a)
-                    bin_of[a] = to_low
-                    room[to_low] -= size[a]
-                    places[to_low] -= 1
-                    for j in range(num_phases):
-                        excess[high, j] -= cost[a, j]
-                        excess[low, j] += cost[a, j]
-                if b >= 0:
-                    _link(head, after, before, high, b)
-                    bin_of[b] = to_high
-                    room[to_high] -= size[b]
-                    places[to_high] -= 1
-                    for j in range(num_phases):
-                        excess[low, j] -= cost[b, j]
-                        excess[high, j] += cost[b, j]
+                    _move(b, low, high, to_high, head, after, before, cost, size, excess, room, places, bin_of)
             done += changed
             idle = 0 if changed else idle + 1
             if idle > patience:

@@ -12,6 +12,9 @@ from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
 
+#: Times that the packs of a rank are ordered and evened out, then those of an index.
+RANK_PASSES, INDEX_PASSES = 8, 3
+
 Bools = npt.NDArray[np.bool_]
 
 
@@ -119,16 +122,16 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
     heavy = problem.weight * 2 > mean // max(count - first, 1)
     _spread_heavy(problem, bins, goal, rank_of, heavy, first, allowed)
     for movable in (~heavy, np.ones(len(heavy), np.bool_)):
-        if not _balance(problem, rank_of, (mean + allowed) // 2, count - first, movable, rest):
+        if not _balance(problem, rank_of, (3 * mean + allowed) // 4, count - first, movable, rest):
             break
     if not _fill_rest(problem, bins, goal, rank_of, first):
         return None
-    for _ in range(4):
+    for _ in range(RANK_PASSES):
         _order_at_home(problem, bins)
         if not _lower(problem, bins, limit, "rank"):
             return bins
     _order_at_home(problem, bins)
-    for _ in range(2):
+    for _ in range(INDEX_PASSES):
         if not _lower(problem, bins, limit, "index"):
             break
         _lower(problem, bins, limit, "all")

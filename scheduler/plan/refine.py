@@ -78,7 +78,9 @@ def even_columns(problem: Problem, bins: Bins, *, across: bool) -> None:
     )
 
 
-def even_ranks(problem: Problem, bins: Bins, target: int, *, goal: int, price: Ints | None = None) -> None:
+def even_ranks(
+    problem: Problem, bins: Bins, target: int, *, goal: int, price: Ints | None = None, patience: int = PATIENCE
+) -> None:
     """Exchange samples between ranks until their sums are at most `target + goal`."""
     ranks = problem.num_ranks
     load = bins.loads(problem).sum(axis=1).reshape(ranks, bins.count).sum(axis=1)
@@ -93,6 +95,8 @@ def even_ranks(problem: Problem, bins: Bins, target: int, *, goal: int, price: I
         goal=np.full((1, 1), goal),
         cost=problem.weight[:, None],
         price=price,
+        rounds=4 * ROUNDS,
+        patience=patience,
     )
 
 

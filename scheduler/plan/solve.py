@@ -1,6 +1,6 @@
 """Choose the number of micro-batches, and fall back where the first way does not fit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -10,11 +10,13 @@ from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
 from .free import LARGE, NEAR, fit, free_microbatch, free_step, pack
-from .minimal import minimal_microbatch, minimal_step
+from .minimal import loosened, minimal_microbatch, minimal_step
 from .problem import Problem
 
 #: The same for large steps, where another number costs more time than it saves.
 NEAR_WHEN_LARGE = 0.01
+#: A plan that moves at most so many times the bytes that it must is not worth another number of micro-batches.
+FEW_BYTES = 2
 #: Most numbers of micro-batches that are solved in full once one was found to work.
 MORE = 4
 #: Up to so many samples times counts, a pipeline's search tries every number of micro-batches.
@@ -33,14 +35,24 @@ def solve(problem: Problem, bound: int) -> Assignment:
     config = problem.config
     if config.num_microbatches is not None:
         return _fixed(problem, bound, config.num_microbatches)
+
+    def merit(found: Assignment) -> tuple[int, ...]:
+        """Smaller is better: the objective; with minimal movement, bytes once it is within the tolerance."""
+        if config.movement == "free":
+            return found.merit
+        limit = loosened(problem, bound) + config.microbatch_cost * _fewest(problem)
+        moved = int(problem.nbytes[found.rank != problem.home].sum())
+        return max(found.value, limit), moved, *found.merit
+
     best: Assignment | None = None
     for count in _promising(problem):
-        best = _better(best, attempt(problem, count, bound))
+        found = attempt(problem, count, bound)
+        best = _better(merit, best, found)
     tried = 0
     for count in _counts(problem) if best is None else ():
         if best is not None and (tried >= MORE or _settled(problem, best, bound, count)):
             break
-        best = _better(best, attempt(problem, count, bound))
+        best = _better(merit, best, attempt(problem, count, bound))
         tried += best is not None
     if best is None:
         raise InfeasiblePlanError(
@@ -51,8 +63,10 @@ def solve(problem: Problem, bound: int) -> Assignment:
     return best
 
 
-def _better(best: Assignment | None, found: Assignment | None) -> Assignment | None:
-    return best if found is None or (best is not None and best.merit <= found.merit) else found
+def _better(
+    merit: Callable[[Assignment], tuple[int, ...]], best: Assignment | None, found: Assignment | None
+) -> Assignment | None:
+    return best if found is None or (best is not None and merit(best) <= merit(found)) else found
 
 
 def _fewest(problem: Problem) -> int:
@@ -96,7 +110,15 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
     if len(problem.size) > LARGE:
         near = max(near, NEAR_WHEN_LARGE)
     value = best.value - config.microbatch_cost * best.num_microbatches
-    return value <= bound + int(bound * near) or bound + config.microbatch_cost * count >= best.value
+    if bound + config.microbatch_cost * count >= best.value:
+        return True
+    if value > bound + int(bound * near):
+        return False
+    if config.movement == "free" or config.sync == "step" or len(problem.size) > LARGE:
+        return True
+    # More room in the packs may leave more samples at home.
+    moved = int(problem.nbytes[best.rank != problem.home].sum())
+    return moved <= FEW_BYTES * bounds.moved_bytes(problem, loosened(problem, bound), best.num_microbatches)
 
 
 def _fixed(problem: Problem, bound: int, count: int) -> Assignment:
