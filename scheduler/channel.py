@@ -41,11 +41,16 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     gathers_on_device: bool = False
     exchanges_on_device: bool = False
 
-    def close(self) -> None:
-        """Abort what is pending and stop the heartbeat."""
+    def abort(self) -> None:
+        """Let whatever thread waits for a peer go."""
         self.steps.abort()
         self.control.abort()
-        self.heartbeat.close()
+
+    def close(self) -> None:
+        """Leave the group; nothing may be pending any more."""
+        self.heartbeat.close()  # first, so that a peer that asks finds out that this rank left on purpose
+        self.steps.close()
+        self.control.close()
 
 
 def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:

@@ -47,9 +47,10 @@ class Heartbeat:
             self._thread = None
 
     def missing(self) -> list[tuple[int, str]]:
-        """Return the ranks that show no life, each with what it last said.
+        """Return the ranks that show no life, each with what it last said; else those that closed their scheduler.
 
-        Reads every counter twice, three intervals apart. A rank that closed its scheduler counts as missing.
+        Reads every counter twice, three intervals apart. A rank that closed is most often another victim, so it is named
+        only where nobody is silent.
         """
         if self._store is None:
             return []
@@ -60,11 +61,10 @@ class Heartbeat:
             after = self._read(store)
         except (RuntimeError, dist.DistError):
             return [(0, "the store that rank 0 holds cannot be reached")]
-        return [
-            (rank, after[rank].partition(" ")[2] or "no sign of life")
-            for rank in range(self._num_ranks)
-            if rank != self._rank and (after[rank] == before[rank] or after[rank].endswith(_CLOSED))
-        ]
+        others = [rank for rank in range(self._num_ranks) if rank != self._rank]
+        closed = [rank for rank in others if after[rank].endswith(f" {_CLOSED}")]
+        silent = [rank for rank in others if after[rank] == before[rank] and rank not in closed]
+        return [(rank, after[rank].partition(" ")[2] or "no sign of life") for rank in silent or closed]
 
     def stages(self) -> list[tuple[int, str]]:
         """Return what every other rank last said it was doing."""

@@ -1,7 +1,6 @@
 """`PackingScheduler`: wraps a training loop's data source."""
 
 import functools
-import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -247,10 +246,11 @@ class PackingScheduler(Iterator[PackedStep]):
         if self._closed:
             return
         self._closed = True
-        self._channel.close()
+        self._channel.abort()
         if self._relay is not None:
             self._relay.close()
-        self._end_epoch()
+        if self._end_epoch():
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -274,17 +274,18 @@ class PackingScheduler(Iterator[PackedStep]):
         self._in_flight.append(prepared)
         return prepared
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self) -> bool:
+        """End the worker; return whether it ended."""
         if self._prefetcher is None:
-            return
-        started = time.monotonic()
-        if not self._prefetcher.close(min(5.0, self._config.timeout)):
-            warnings.warn(
-                f"the source did not return within {time.monotonic() - started:.0f} s: its thread is left behind",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        self._prefetcher = None
+            return True
+        patience = min(5.0, self._config.timeout)
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher.close(patience):
+            return True
+        warnings.warn(
+            f"the source did not return within {patience:g} s: its thread is left behind", RuntimeWarning, stacklevel=3
+        )
+        return False
 
 
 @functools.cache

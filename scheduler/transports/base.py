@@ -48,6 +48,10 @@ class Transport(Protocol):
         """Make every pending and later call of this rank raise `Aborted`; never blocks."""
         ...
 
+    def close(self) -> None:
+        """Leave the group, so that a peer which still waits for this rank learns it at once; nothing may be pending."""
+        ...
+
 
 def wait_until(done: Callable[[], bool], aborted: Callable[[], bool], timeout: float, what: str) -> None:
     """Poll until `done`, so that the waiting thread can always be called back.

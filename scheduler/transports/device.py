@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .base import Aborted, TransportError, wait_until
-from .host import all_gather_bytes
+from .host import all_gather_bytes, leave_group
 
 
 class DeviceTransport:
@@ -72,6 +72,11 @@ class DeviceTransport:
 
     def abort(self) -> None:
         self._aborted = True
+
+    def close(self) -> None:
+        self._aborted = True
+        leave_group(self._group)
+        self._group = None
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Transport over a gloo group: bytes in host memory."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,13 @@ def all_gather_bytes(out: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
     return call(out, mine, group=group, async_op=True)
 
 
+def leave_group(group: Any) -> None:
+    """Destroy a group of our own; its connections close with it. The job may have ended before."""
+    if group is not None and dist.is_initialized():
+        with contextlib.suppress(ValueError):
+            dist.destroy_process_group(group)
+
+
 class HostTransport:
     """Rows and blocks over a gloo group that belongs to one scheduler alone.
 
@@ -25,7 +33,7 @@ class HostTransport:
         pin: allocate buffers in pinned memory, for copies to a GPU.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout: float, pin: bool = False) -> None:
+    def __init__(self, group: Any, *, timeout: float, pin: bool = False) -> None:
         self.rank = dist.get_rank(group)
         self.num_ranks = dist.get_world_size(group)
         self._group = group
@@ -54,6 +62,11 @@ class HostTransport:
 
     def abort(self) -> None:
         self._aborted = True
+
+    def close(self) -> None:
+        self._aborted = True
+        leave_group(self._group)
+        self._group = None
 
     def _run(self, what: str, start: Callable[[], Any]) -> None:
         if self._aborted:

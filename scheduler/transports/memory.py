@@ -30,6 +30,7 @@ class MemoryHub:
         self._rounds: dict[int, dict[int, object]] = {}
         self._taken: dict[int, int] = {}
         self._failure: str | None = None
+        self._left: set[int] = set()
 
     def set_timeout(self, timeout: float) -> None:
         """Change the seconds that a round may take."""
@@ -68,6 +69,11 @@ class MemoryHub:
         self._failure = why
         self.wake()
 
+    def leave(self, rank: int) -> None:
+        """Let every rank that waits for this one raise."""
+        self._left.add(rank)
+        self.wake()
+
     def wake(self) -> None:
         """Let every waiting rank look whether it was aborted."""
         with self._changed:
@@ -100,6 +106,10 @@ class MemoryTransport:
     def abort(self) -> None:
         self.aborted = True
         self._hub.wake()
+
+    def close(self) -> None:
+        self.aborted = True
+        self._hub.leave(self.rank)
 
     def _meet(self, payload):  # type: ignore[no-untyped-def]
         if self.aborted:

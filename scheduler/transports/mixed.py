@@ -28,3 +28,7 @@ class MixedTransport:
     def abort(self) -> None:
         self._rows.abort()
         self._blocks.abort()
+
+    def close(self) -> None:
+        self._rows.close()
+        self._blocks.close()
