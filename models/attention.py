@@ -30,6 +30,10 @@ def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **
 
     Without this, transformers would build a [T, T] mask for every pack whose positions restart.
     """
+    if kwargs.get("use_vmap"):  # set for masks with a pattern beyond causal, such as image tokens that see each other
+        raise UnsafeModelError(
+            f"{VARLEN_ATTENTION} is causal within a segment; this model adds a pattern of its own to its mask"
+        )
     if attention_mask is None:
         return None
     from transformers.masking_utils import sdpa_mask

@@ -16,6 +16,11 @@ from .unwrap import is_transformers_model, unwrap_model
 HONOURING: set[str] = {VARLEN_ATTENTION}
 
 
+#: Kinds of layers, as configs name them, whose attention is full or a window, or that carry a state (checked by itself).
+#: Others (chunks, indexers, compressed keys) pick what a token sees from the whole row.
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "moe", "sparse", "dense"})
+
+
 def prepare_model(model: nn.Module) -> nn.Module:
     """Set a model up, in place, so that packs run exactly like their segments alone.
 
@@ -48,7 +53,8 @@ def check_model(model: nn.Module) -> None:
 
     Raises:
         UnsafeModelError: attention, named by its implementation, that would ignore the boundaries (sdpa, eager and flex
-            attention take the varlen arguments and drop them), or a recurrent layer that runs over the whole row.
+            attention take the varlen arguments and drop them), a recurrent layer that runs over the whole row, or a kind of
+            layer that picks what it attends to.
     """
     inner = unwrap_model(model)
     if not is_transformers_model(inner):
@@ -63,6 +69,10 @@ def check_model(model: nn.Module) -> None:
                 f"{name} uses attention implementation {implementation!r}, which ignores segment boundaries: "
                 f"tokens would see other samples of the pack. {advice}."
             )
+    kinds = getattr(getattr(decoder, "config", None), "layer_types", None)
+    unknown = sorted(set(kinds or ()) - KNOWN_LAYERS)
+    if unknown:
+        raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
     leaking = leaking_layers(decoder)
     if leaking:
         raise UnsafeModelError(

@@ -12,7 +12,7 @@ import torch
 
 from evenpack.collate import pack_samples
 from evenpack.core import SpelledMediaTokenError
-from evenpack.models import adapter_for, prepare_model
+from evenpack.models import adapter_for, dummy_sample, prepare_model
 from evenpack.models.attention import padding_only_mask, varlen_attention
 from evenpack.models.items import media_grids
 
@@ -219,3 +219,33 @@ def test_what_reaches_flash_attention(family):
     decoder = {tuple(seen) for name, seen in calls if not ("Vision" in name or "Audio" in name)}
     towers = {tuple(seen) for name, seen in calls if "Vision" in name or "Audio" in name}
     assert decoder == {tuple(cu)} and towers and tuple(cu) not in towers
+
+
+def test_dummies_reach_every_tower_and_teach_nothing(pair):
+    """A text packed with dummies of every modality: its gradients stay, and each tower's are zero, not missing."""
+    _, _, prepared = pair
+    adapter = adapter_for(prepared.config)
+    text = next(raw for raw in samples_for(adapter) if not media_grids(raw, adapter))
+    dummies = [dummy_sample(name, adapter, torch.float64) for name in adapter.dummy_grids]
+    length = len(text["input_ids"])
+
+    def text_gradients(samples, **settings):
+        prepared.zero_grad()
+        batch = pack_samples(samples, adapter=adapter, **settings)
+        logits = prepared(**batch.forward_kwargs(prepared)).logits[0]
+        assert bool(torch.isfinite(logits).all())
+        weights = torch.zeros_like(logits)
+        weights[:length] = torch.linspace(-1, 1, logits[:length].numel(), dtype=logits.dtype).view(length, -1)
+        (logits * weights).sum().backward()
+        return {name: p.grad.clone() for name, p in prepared.named_parameters() if p.grad is not None}
+
+    alone_, with_dummies = text_gradients([text]), text_gradients([text, *dummies], num_dummies=len(dummies))
+    added = with_dummies.keys() - alone_.keys()
+    real = [sample for sample in samples_for(adapter) if media_grids(sample, adapter)]
+    if adapter.shares_token:
+        real = [sample for sample in real if not {"image_grid_thw", "video_grid_thw"} <= set(sample)]
+    trained = gradients(prepared, packed(prepared, real, adapter)).keys()
+    assert added and trained == with_dummies.keys(), "DDP waits for every parameter that real media reach"
+    assert all(float(with_dummies[name].abs().max()) == 0 for name in added)
+    scale = max(float(g.abs().max()) for g in alone_.values())
+    assert largest(list(alone_.values()), [with_dummies[name] for name in alone_]) / scale <= 1e-5

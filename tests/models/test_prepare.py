@@ -59,6 +59,22 @@ def test_recurrent_layers_that_cannot_be_isolated_are_refused():
         prepare_model(transformers.Mamba2ForCausalLM(config))
 
 
+def test_layers_that_pick_what_they_attend_to_are_refused():
+    model = prepare_model(llama())
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(UnsafeModelError, match=r"\['chunked_attention'\]"):
+        check_model(model)
+
+
+def test_masks_with_a_pattern_of_their_own_are_refused():
+    from transformers.masking_utils import create_causal_mask
+
+    config = prepare_model(llama()).config
+    embeds = torch.zeros(1, 4, 32)
+    with pytest.raises(UnsafeModelError, match="pattern of its own"):
+        create_causal_mask(config, embeds, None, None, or_mask_function=lambda *index: index[2] == index[3])
+
+
 @pytest.mark.parametrize("settings", [{}, {"sliding_window": 4}], ids=["full", "sliding"])
 def test_text_models_run_packs_exactly(settings):
     """Any decoder of transformers, sliding windows included."""

@@ -96,7 +96,8 @@ def cohere_compass() -> tuple[str, dict[str, Any]]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    return "CohereCompass", {"text_config": text, "vision_config": QWEN3_VISION, **IDS}
+    vision = QWEN3_VISION | {"deepstack_visual_indexes": [0]}
+    return "CohereCompass", {"text_config": text, "vision_config": vision, **IDS}
 
 
 def qwen3_5(moe: bool = False) -> tuple[str, dict[str, Any]]:
