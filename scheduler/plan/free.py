@@ -13,6 +13,8 @@ from .table import Ints
 #: Full bins that a sample passes over before it is left to the fallback.
 TRIES = 64
 PASSES = 3
+#: Exchanges of two samples for two that end a plan at step sync, and ranks tried for each.
+POLISH, PARTNERS = 200, 4
 #: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
 LARGE = 40_000
 #: A plan this near its bound is not worth another way to fill or another number of micro-batches.
@@ -88,7 +90,10 @@ def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins |
 
 def _even(problem: Problem, bins: Bins, mean: int) -> None:
     goal = mean // GOOD_ENOUGH if len(problem.size) > LARGE else 0
-    even_ranks(problem, bins, mean, goal=goal, patience=16)
+    even_ranks(problem, bins, mean, goal=goal)
+    if len(problem.size) <= LARGE:
+        load = bins.loads(problem).sum(axis=1).reshape(problem.num_ranks, bins.count).sum(axis=1)
+        kernels.polish(load, mean, problem.weight, problem.size, bins.room, bins.bin_of, bins.count, POLISH, PARTNERS)
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, bins)
 

@@ -509,7 +509,7 @@ def _best_exchange(
     allowed,
     count,
 ):
-    """Best (sample of `high`, sample of `low`) to exchange; either may be -1 (none).
+    """Best (gain, price, sample of `high`, sample of `low`) to exchange; either sample may be -1 (none).
 
     The result is the pair with the least penalty over phases, then the least price, then the first found. `budget` caps
     the pairs looked at, so that units of many samples cost no more than others.
@@ -520,6 +520,7 @@ def _best_exchange(
     best = np.int64(0)
     for k in range(num_phases):
         best += _penalty(excess[high, k], excess[low, k], 0, goal[k])
+    start = best
     looked = 0
     for i in range(-1, num_first):
         a = first[i] if i >= 0 else -1
@@ -555,15 +556,15 @@ def _best_exchange(
                     continue
             best, best_price, best_a, best_b = penalty, paid, a, b
             if best == 0 and best_price == 0:
-                return best_a, best_b
-    return best_a, best_b
+                return start - best, best_price, best_a, best_b
+    return start - best, best_price, best_a, best_b
 
 
 @_jit
 def _best_partition(high, low, first, last, num_first, num_last, cost, size, price, excess, room, places, goal):
-    """Best way to deal the few samples of two packs anew: bits of those (first, then last) that change sides, or 0.
+    """Best way to deal the few samples of two packs anew: (gain, price, bits of those that change sides, or 0).
 
-    All partitions, one change at a time (Gray code); least penalty, then least price.
+    Bits count through `first`, then `last`. All partitions, one change at a time (Gray code); least penalty, then least price.
     """
     num_phases = cost.shape[1]
     total = num_first + num_last
@@ -571,6 +572,7 @@ def _best_partition(high, low, first, last, num_first, num_last, cost, size, pri
     best, best_price, chosen = np.int64(0), np.int64(0), 0
     for k in range(num_phases):
         best += _penalty(excess[high, k], excess[low, k], 0, goal[k])
+    start = best
     tokens, number, paid = np.int64(0), np.int64(0), np.int64(0)
     mask = 0
     for step in range(1, 1 << total):
@@ -595,7 +597,7 @@ def _best_partition(high, low, first, last, num_first, num_last, cost, size, pri
             penalty += _penalty(excess[high, k], excess[low, k], moved[k], goal[k])
         if penalty < best or (penalty == best and chosen != 0 and paid < best_price):
             best, best_price, chosen = penalty, paid, mask
-    return chosen
+    return start - best, best_price, chosen
 
 
 @_jit
@@ -608,8 +610,35 @@ def _roomiest(unit, bins_per_unit, room, places):
 
 
 @_jit
+def _members(head, after, unit, out):
+    """Write the samples of a unit to `out`, as many as it holds; returns their number."""
+    number, index = 0, head[unit]
+    while index >= 0 and number < len(out):
+        out[number] = index
+        number += 1
+        index = after[index]
+    return number
+
+
+@_jit
 def refine(
-    groups, bins_per_unit, excess, goal, cost, size, price, room, places, bin_of, rounds, budget, patience, home, allowed, count
+    groups,
+    bins_per_unit,
+    excess,
+    goal,
+    cost,
+    size,
+    price,
+    room,
+    places,
+    bin_of,
+    rounds,
+    budget,
+    patience,
+    choices,
+    home,
+    allowed,
+    count,
 ):
     """Exchange samples between units of a group until none lies more than `goal` above its target.
 
@@ -626,6 +655,7 @@ def refine(
         rounds: most rounds.
         budget: most pairs of samples looked at per pair of units.
         patience: rounds without an exchange, each with other partners, before a group is left as it is.
+        choices: partners that a unit looks at before it takes the best, then the cheapest exchange.
         home: `[N]`; allowed: `[R, R]` bool, or `[0, 0]` where any rank may send to any.
         count: packs of a rank.
 
@@ -665,60 +695,167 @@ def refine(
             ranked = np.argsort(key, kind="mergesort")
             changed = 0
             for s in range(group_size):
-                # After a round without success, everyone meets the next neighbour of the last partner.
-                partner = group_size - 1 - s - idle
-                if partner <= s:
-                    break
-                high, low = groups[g, ranked[s]], groups[g, ranked[partner]]
-                needed = False
-                for j in range(num_phases):
-                    needed |= excess[high, j] > goal[g, j] or excess[low, j] > goal[g, j]
-                if not needed:
-                    if num_phases == 1:
-                        break
-                    continue
-                num_first, index = 0, head[high]
-                while index >= 0 and num_first < 4096:
-                    first[num_first] = index
-                    num_first += 1
-                    index = after[index]
-                num_last, index = 0, head[low]
-                while index >= 0 and num_last < 4096:
-                    last[num_last] = index
-                    num_last += 1
-                    index = after[index]
-                if bins_per_unit == 1 and num_first + num_last <= FEW and len(allowed) == 0:
-                    found = _best_partition(
-                        high, low, first, last, num_first, num_last, cost, size, price, excess, room, places, goal[g]
-                    )
-                    for i in range(num_first if found > 0 else 0):
-                        if found >> i & 1:
-                            _move(first[i], high, low, low, head, after, before, cost, size, excess, room, places, bin_of)
-                    for i in range(num_last if found > 0 else 0):
-                        if found >> (num_first + i) & 1:
-                            _move(last[i], low, high, high, head, after, before, cost, size, excess, room, places, bin_of)
-                    changed += found > 0
-                    continue
+                high, low = groups[g, ranked[s]], np.int64(-1)
+                gain, paid, mask = np.int64(0), np.int64(0), 0
+                give, take = np.int64(-1), np.int64(-1)
+                num_first = _members(head, after, high, first)
                 spare[0] = _roomiest(high, bins_per_unit, room, places)
-                spare[1] = _roomiest(low, bins_per_unit, room, places)
-                a, b = _best_exchange(
-                    high, low, first, last, num_first, num_last, cost, size, price, excess, room, places, bin_of,
-                    spare, goal[g], budget, home, allowed, count,
-                )  # fmt: skip
-                if a < 0 and b < 0:
+                for choice in range(choices):
+                    # After a round without success, everyone meets the next neighbour of the last partner.
+                    partner = group_size - 1 - s - idle - choice
+                    if partner <= s:
+                        break
+                    other = groups[g, ranked[partner]]
+                    needed = False
+                    for j in range(num_phases):
+                        needed |= excess[high, j] > goal[g, j] or excess[other, j] > goal[g, j]
+                    if not needed:
+                        break
+                    num_last = _members(head, after, other, last)
+                    a, b, bits = np.int64(-1), np.int64(-1), 0
+                    if bins_per_unit == 1 and num_first + num_last <= FEW and len(allowed) == 0:
+                        better, bill, bits = _best_partition(
+                            high, other, first, last, num_first, num_last, cost, size, price, excess, room, places, goal[g]
+                        )
+                    else:
+                        spare[1] = _roomiest(other, bins_per_unit, room, places)
+                        better, bill, a, b = _best_exchange(
+                            high, other, first, last, num_first, num_last, cost, size, price, excess, room, places,
+                            bin_of, spare, goal[g], budget, home, allowed, count,
+                        )  # fmt: skip
+                    if better > gain or (better == gain and better > 0 and bill < paid):
+                        gain, paid, low, mask, give, take = better, bill, other, bits, a, b
+                    if gain > 0 and paid == 0:
+                        break
+                if gain <= 0:
                     continue
                 changed += 1
-                to_low = bin_of[b] if b >= 0 else spare[1]
-                to_high = bin_of[a] if a >= 0 else spare[0]
-                if a >= 0:
-                    _move(a, high, low, to_low, head, after, before, cost, size, excess, room, places, bin_of)
-                if b >= 0:
-                    _move(b, low, high, to_high, head, after, before, cost, size, excess, room, places, bin_of)
+                if mask > 0:
+                    num_last = _members(head, after, low, last)
+                    for i in range(num_first):
+                        if mask >> i & 1:
+                            _move(first[i], high, low, low, head, after, before, cost, size, excess, room, places, bin_of)
+                    for i in range(num_last):
+                        if mask >> (num_first + i) & 1:
+                            _move(last[i], low, high, high, head, after, before, cost, size, excess, room, places, bin_of)
+                    continue
+                to_low = bin_of[take] if take >= 0 else _roomiest(low, bins_per_unit, room, places)
+                to_high = bin_of[give] if give >= 0 else spare[0]
+                if give >= 0:
+                    _move(give, high, low, to_low, head, after, before, cost, size, excess, room, places, bin_of)
+                if take >= 0:
+                    _move(take, low, high, to_high, head, after, before, cost, size, excess, room, places, bin_of)
             done += changed
             idle = 0 if changed else idle + 1
             if idle > patience:
                 break
     return done
+
+
+@_jit
+def _pairs(items, number, weight, one, two, value):
+    """Write all pairs of items and the sums of their weights; returns how many."""
+    written = 0
+    for i in range(number):
+        for j in range(i):
+            one[written], two[written] = items[i], items[j]
+            value[written] = weight[items[i]] + weight[items[j]]
+            written += 1
+    return written
+
+
+@_jit
+def _fits(bins, changes, room):
+    """Whether bins keep room after `changes` in tokens; a bin may occur several times."""
+    for i in range(len(bins)):
+        total = np.int64(0)
+        for j in range(len(bins)):
+            if bins[j] == bins[i]:
+                total += changes[j]
+        if total > room[bins[i]]:
+            return False
+    return True
+
+
+@_jit
+def polish(load, target, weight, size, room, bin_of, count, steps, partners):
+    """Exchange two samples for two between the costliest rank and one of the least costly, to the last units.
+
+    The sums of all pairs of either rank, sorted, meet in one pass: among a million exchanges one comes very near half the
+    difference. Stops when the costliest rank cannot come down, is at `target`, or after `steps`.
+
+    Args:
+        load: `[R]`, updated. weight, size: `[N]`. room: `[B]`, bin_of: `[N]`, updated. count: packs of a rank.
+        partners: ranks tried per step, least costly first.
+
+    Returns:
+        Number of exchanges.
+    """
+    most = 64
+    pairs = most * (most - 1) // 2
+    one, two, value = np.empty(pairs, np.int64), np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+    three, four, other = np.empty(pairs, np.int64), np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+    first, last = np.empty(most, np.int64), np.empty(most, np.int64)
+    bins, changes = np.empty(4, np.int64), np.empty(4, np.int64)
+    members = np.full((len(load), most), np.int64(-1))
+    filled = np.zeros(len(load), np.int64)
+    for index in range(len(bin_of)):
+        rank = bin_of[index] // count
+        if bin_of[index] >= 0 and filled[rank] < most:
+            members[rank, filled[rank]] = index
+            filled[rank] += 1
+    for done in range(steps):
+        ranked = np.argsort(load, kind="mergesort")
+        high = ranked[-1]
+        if load[high] <= target:
+            return done
+        first[: filled[high]] = members[high, : filled[high]]
+        n = _pairs(first, filled[high], weight, one, two, value)
+        ascending = np.argsort(value[:n], kind="mergesort")
+        best, chosen = load[high], np.full(4, np.int64(-1))
+        partner = high
+        for p in range(min(partners, len(load) - 1)):
+            low = ranked[p]
+            last[: filled[low]] = members[low, : filled[low]]
+            m = _pairs(last, filled[low], weight, three, four, other)
+            rising = np.argsort(other[:m], kind="mergesort")
+            half = (load[high] - load[low]) // 2
+            position = 0
+            for i in ascending:
+                while position < m - 1 and other[rising[position]] < value[i] - half:
+                    position += 1
+                for near in range(max(position - 1, 0), min(position + 2, m)):
+                    j = rising[near]
+                    moved = value[i] - other[j]
+                    after = max(load[high] - moved, load[low] + moved)
+                    if after >= best:
+                        continue
+                    for turn in range(2):
+                        x, y = (three[j], four[j]) if turn == 0 else (four[j], three[j])
+                        bins[0], bins[1], bins[2], bins[3] = bin_of[one[i]], bin_of[two[i]], bin_of[x], bin_of[y]
+                        changes[0], changes[1] = size[x] - size[one[i]], size[y] - size[two[i]]
+                        changes[2], changes[3] = -changes[0], -changes[1]
+                        if _fits(bins, changes, room):
+                            best, partner = after, low
+                            chosen[0], chosen[1], chosen[2], chosen[3] = one[i], two[i], x, y
+                            break
+        if chosen[0] < 0:
+            return done
+        for a, b in ((chosen[0], chosen[2]), (chosen[1], chosen[3])):
+            room[bin_of[a]] += size[a] - size[b]
+            room[bin_of[b]] += size[b] - size[a]
+            bin_of[a], bin_of[b] = bin_of[b], bin_of[a]
+            load[high] -= weight[a] - weight[b]
+            load[partner] += weight[a] - weight[b]
+            for k in range(most):
+                if members[high, k] == a:
+                    members[high, k] = b
+                    break
+            for k in range(most):
+                if members[partner, k] == b:
+                    members[partner, k] = a
+                    break
+    return steps
 
 
 @_jit

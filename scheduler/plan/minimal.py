@@ -12,6 +12,8 @@ from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
 
+#: Partners among which a pack chooses the cheapest exchange.
+CHOICES = 3
 #: Times that the packs of a rank are ordered and evened out, then those of an index.
 RANK_PASSES, INDEX_PASSES = 8, 3
 
@@ -237,6 +239,7 @@ def _lower(problem: Problem, bins: Bins, limit: int, between: str) -> bool:
         price=None if between == "rank" else _price(problem, bins),
         rounds=2 * ROUNDS,
         patience=count if between == "rank" else PATIENCE,
+        choices=1 if between == "rank" else CHOICES,
     )
     return True
 

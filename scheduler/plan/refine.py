@@ -28,6 +28,7 @@ def exchange(
     price: Ints | None = None,
     rounds: int = ROUNDS,
     patience: int = PATIENCE,
+    choices: int = 1,
 ) -> None:
     """Call `kernels.refine` where a unit of a group lies above its goal (0), at the least price (nothing)."""
     if not len(problem.size):
@@ -46,6 +47,7 @@ def exchange(
         rounds,
         BUDGET,
         patience,
+        choices,
         problem.home,
         problem.allowed_or_any,
         bins.count,
