@@ -1,9 +1,13 @@
 """Anchors and features that do not agree are an error with both numbers, never a mask that hides it."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from evenpack.core import AmbiguousMediaError, MediaMismatchError
 from evenpack.models import adapter_for, sample_layout
+from evenpack.models.layout import unique_choice
 
 QWEN, QWEN3, GLM = adapter_for("qwen2_vl"), adapter_for("qwen3_vl"), adapter_for("glm4v")
 T, IM, VID, VS, VE = 5, 151655, 151656, 151652, 151653
@@ -100,3 +104,13 @@ def test_seconds_follow_their_videos(seconds, found):
 def test_seconds_of_another_number_than_videos():
     with pytest.raises(MediaMismatchError, match="1 values of seconds per grid for 2 videos"):
         sample_layout([VID, T, VID], {"video": [ONE, ONE]}, [1.0], adapter=adapter_for("qwen2_5_vl"))
+
+
+def test_the_only_choice_is_found_like_by_trying_all():
+    """Leftmost and rightmost greedy matches agree exactly where one subsequence of the runs equals the grids' lengths."""
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        have = rng.integers(1, 4, int(rng.integers(0, 7))).tolist()
+        want = rng.integers(1, 4, int(rng.integers(1, 4))).tolist()
+        ways = [list(c) for c in itertools.combinations(range(len(have)), len(want)) if [have[k] for k in c] == want]
+        assert unique_choice(have, want) == (ways[0] if len(ways) == 1 else None)
