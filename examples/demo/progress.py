@@ -17,7 +17,7 @@ from evenpack.scheduler import PackedStep
 
 #: A terminal redraws the bar; a log file gets one line each time.
 _SECONDS_PER_UPDATE = (0.2, 10.0)
-_BAR = "{percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}] {desc}"
+_BAR = "{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}] {desc}"
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
