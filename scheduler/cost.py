@@ -190,7 +190,7 @@ def fit(observations: Sequence[Observation]) -> CostFit:
     predicted = features @ solution
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     residual = float(((seconds - predicted) ** 2).sum())
-    per_token = max(solution[1], float(predicted.sum() / features[:, 1].sum()) * 1e-3)
+    per_token = max(float(solution[1]), float(predicted.sum() / features[:, 1].sum()) * 1e-3)
     unit = per_token / UNITS_PER_TOKEN
 
     def scaled(value: float) -> int:
