@@ -13,6 +13,10 @@ from .result import StepPlan
 from .table import Ints, SampleTable
 
 
+#: Up to so many ranks, pairs are marked in a table of all pairs (16 MiB): faster than sorting.
+MOST_FOR_BITMAP = 4096
+
+
 def _code_version() -> str:
     """Hash of this package's sources: ranks with other code plan differently and must find out."""
     digest = hashlib.blake2b(digest_size=8)
@@ -50,8 +54,6 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
         bound = bounds.objective(problem)
     lower_bound, limit = _certify(problem, found, bound)
     moved = placed[rank[placed] != table.home[placed]]
-    talks = np.zeros(ranks * ranks, np.bool_)
-    talks[table.home[moved] * ranks + rank[moved]] = True
     order, starts = kernels.group(packs, ranks * count)
     plan = StepPlan(
         rank=rank,
@@ -66,7 +68,7 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
         imbalance=imbalance,
         moved_bytes=int(table.nbytes[moved].sum()),
         moved_bytes_lower_bound=bounds.moved_bytes(problem, limit, count),
-        num_pairs=int(np.count_nonzero(talks)),
+        num_pairs=_count_pairs(table.home[moved], rank[moved], ranks),
         dummy_media=dummies,
         is_dummy=counts == 0,
         digest=_digest(rank, microbatch, dummies),
@@ -76,6 +78,16 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
     for name in ("rank", "microbatch", "tokens", "padded", "cost", "dummy_media", "is_dummy", "_order", "_starts"):
         getattr(plan, name).flags.writeable = False
     return plan
+
+
+def _count_pairs(source: Ints, target: Ints, num_ranks: int) -> int:
+    """Number of different (source, target)."""
+    keys = source * num_ranks + target
+    if num_ranks > MOST_FOR_BITMAP:
+        return len(np.unique(keys))
+    seen = np.zeros(num_ranks * num_ranks, np.bool_)
+    seen[keys] = True
+    return int(np.count_nonzero(seen))
 
 
 def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]:

@@ -13,7 +13,13 @@ import numpy as np
 #: Two packs with at most so many samples are dealt anew in the best of all ways.
 FEW = 10
 
-_jit: Any = numba.njit(nogil=True, cache=True)
+
+def _jit(function: Any) -> Any:
+    """Compile without the GIL, and cache on disk where some folder can be written."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(nogil=True)(function)
 
 
 @_jit
