@@ -39,6 +39,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_second: temporal positions per second ("seconds" and "omni" rules).
         seconds_field: field that holds the seconds per temporal patch of each video ("seconds" and "omni" rules).
         position_dtype: dtype of the positions; "float32" where the family's own rule gives fractions of a second.
+        stacked_markers: whether the two markers before (and after) a video with its sound share one position.
         audio_window: half the frames that the audio encoder convolves at a time; 0 where it convolves all of them at once.
         patch_dim: size D of one row of `pixel_values`; 0 without vision.
         cp_slicing: who cuts a row for context parallelism: the model, after it inserted media features, or the caller.
@@ -64,6 +65,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float = 1.0
     seconds_field: str = "second_per_grid_ts"
     position_dtype: Literal["int64", "float32"] = "int64"
+    stacked_markers: bool = False
     audio_window: int = 0
     patch_dim: int = 0
     cp_slicing: CpSlicing = "caller"

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..core import TYPE_CODES, AmbiguousMediaError, MediaMismatchError, SampleLayout
 from .adapter import ModelAdapter
+from .interleaved import has_sound_track, interleaved_grids
 
 Grid = tuple[int, int, int]
 
@@ -49,17 +50,22 @@ def sample_layout(
     """
     ids = np.asarray(input_ids)
     items = {name: item_grids(grids.get(name), name, adapter, where) for name in (*adapter.media_tokens, *grids)}
-    if mm_token_type_ids is None:
-        masks = anchor_masks(ids, adapter)
-        spans = {name: derived_spans(mask, name, items[name], adapter, where) for name, mask in masks.items()}
-    else:
-        spans = typed_spans(ids, np.asarray(mm_token_type_ids), items, adapter, where)
+    types = None if mm_token_type_ids is None else np.asarray(mm_token_type_ids)
+    masks = anchor_masks(ids, adapter) if types is None else typed_masks(ids, types, adapter, where)
+    spans = {name: spans_of(mask) for name, mask in masks.items()}
+    parts = {name: run_grids(name, items[name], adapter) for name in masks}
+    together = interleaved_grids(spans, items, adapter, where) if has_sound_track(spans, items) else {}
+    choose = derived_spans if types is None else checked_spans
+    spans = {
+        name: found if name in together else choose(found, name, items[name], adapter, where) for name, found in spans.items()
+    }
+    parts |= together
     runs = [
         (start, length, TYPE_CODES[name], *grid)
         for name, found in spans.items()
-        for (start, length), grid in zip(found, run_grids(name, items[name], adapter), strict=True)
+        for (start, length), grid in zip(found, parts[name], strict=True)
     ]
-    paces = run_seconds(items, seconds, adapter, where)
+    paces = run_seconds(parts, len(items.get("video", ())), seconds, adapter, where)
     order = sorted(range(len(runs)), key=runs.__getitem__)
     table = np.array([runs[k] for k in order], np.int64).reshape(-1, 6)
     media = np.isin(ids, list(adapter.media_tokens.values()))
@@ -96,19 +102,21 @@ def run_lengths(modality: str, items: Sequence[Grid], adapter: ModelAdapter) -> 
     return [adapter.token_count(modality, grid) for grid in run_grids(modality, items, adapter)]
 
 
-def run_seconds(items: Mapping[str, list[Grid]], seconds: Any, adapter: ModelAdapter, where: str) -> list[float]:
+def run_seconds(
+    parts: Mapping[str, list[Grid]], num_videos: int, seconds: Any, adapter: ModelAdapter, where: str
+) -> list[float]:
     """Return the seconds per temporal patch of each run, in the order of the modalities; 0 where there is no such value."""
     paces: list[float] = []
     for name in adapter.media_tokens:
-        grids = run_grids(name, items[name], adapter)
         if name != "video" or not adapter.has_seconds:
-            paces += [0.0] * len(grids)
+            paces += [0.0] * len(parts[name])
         elif seconds is None:
-            paces += [1.0] * len(grids)
-        elif len(seconds) != len(grids):
-            raise MediaMismatchError(f"{where}: {len(seconds)} values of seconds per grid for {len(grids)} videos")
+            paces += [1.0] * len(parts[name])
+        elif len(seconds) != num_videos:
+            raise MediaMismatchError(f"{where}: {len(seconds)} values of seconds per grid for {num_videos} videos")
         else:
-            paces += np.asarray(seconds, np.float32).tolist()
+            done = np.cumsum([0, *(t > 0 for t, _, _ in parts[name])])  # videos that end before each run
+            paces += np.asarray(seconds, np.float32)[done[:-1]].tolist()
     return paces
 
 
@@ -123,30 +131,23 @@ def spans_of(mask: np.ndarray) -> list[tuple[int, int]]:
     return [(start, stop - start) for start, stop in edges.tolist()]
 
 
-def typed_spans(
-    ids: np.ndarray, types: np.ndarray, items: Mapping[str, list[Grid]], adapter: ModelAdapter, where: str
-) -> dict[str, list[tuple[int, int]]]:
-    """Return the runs of each modality that explicit type ids name, checked against the grids."""
+def typed_masks(ids: np.ndarray, types: np.ndarray, adapter: ModelAdapter, where: str) -> dict[str, np.ndarray]:
+    """Return where explicit type ids say that each modality's anchors stand, bool [L], checked against the ids."""
     if types.shape != ids.shape:
         raise MediaMismatchError(f"{where}: {len(types)} mm_token_type_ids for {len(ids)} input_ids")
     codes = {TYPE_CODES[name]: name for name in adapter.media_tokens}
-    unknown = sorted(set(np.unique(types).tolist()) - {0, *codes})
-    if unknown:
+    masks = {name: types == code for code, name in codes.items()}
+    if np.count_nonzero(types) != sum(np.count_nonzero(mask) for mask in masks.values()):
+        unknown = sorted(set(types.tolist()) - {0, *codes})
         raise MediaMismatchError(f"{where}: mm_token_type_ids {unknown}; {adapter.name} knows {sorted({0, *codes})}")
-    found: dict[str, list[tuple[int, int]]] = {}
-    for code, name in codes.items():
-        mask = types == code
+    for name, mask in masks.items():
         wrong = np.flatnonzero(mask & (ids != adapter.media_tokens[name]))
         if len(wrong):
             at = int(wrong[0])
             raise MediaMismatchError(
                 f"{where}: token {at} is typed as {name} but its id is {ids[at]}, not {adapter.media_tokens[name]}"
             )
-        spans, lengths = spans_of(mask), run_lengths(name, items[name], adapter)
-        if [length for _, length in spans] != lengths:
-            raise MediaMismatchError(disagreement(name, [length for _, length in spans], lengths, where))
-        found[name] = spans
-    return found
+    return masks
 
 
 def anchor_masks(ids: np.ndarray, adapter: ModelAdapter) -> dict[str, np.ndarray]:
@@ -158,23 +159,31 @@ def anchor_masks(ids: np.ndarray, adapter: ModelAdapter) -> dict[str, np.ndarray
     return masks
 
 
+def checked_spans(
+    spans: list[tuple[int, int]], modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
+) -> list[tuple[int, int]]:
+    """Return the runs of a modality that explicit type ids name, if they are the items' runs."""
+    have, want = [length for _, length in spans], run_lengths(modality, items, adapter)
+    if have != want:
+        raise MediaMismatchError(disagreement(modality, have, want, where))
+    return spans
+
+
 def derived_spans(
-    mask: np.ndarray, modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
+    spans: list[tuple[int, int]], modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
 ) -> list[tuple[int, int]]:
     """Return the runs of a media token that anchor the items, where there is exactly one way to choose them."""
-    lengths = run_lengths(modality, items, adapter)
-    if not lengths:
+    have, want = [length for _, length in spans], run_lengths(modality, items, adapter)
+    if not want:
         return []  # whatever is spelled like this token is text
-    spans = spans_of(mask)
-    have = [length for _, length in spans]
-    if have == lengths:
+    if have == want:
         return spans
-    if sum(have) < sum(lengths):
-        raise MediaMismatchError(disagreement(modality, have, lengths, where))
-    chosen = unique_choice(have, lengths)
+    if sum(have) < sum(want):
+        raise MediaMismatchError(disagreement(modality, have, want, where))
+    chosen = unique_choice(have, want)
     if chosen is None:
         raise AmbiguousMediaError(
-            f"{disagreement(modality, have, lengths, where)}; they do not match in exactly one way, "
+            f"{disagreement(modality, have, want, where)}; they do not match in exactly one way, "
             "and only mm_token_type_ids can tell which tokens are text"
         )
     return [spans[k] for k in chosen]

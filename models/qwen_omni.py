@@ -1,7 +1,7 @@
 """Qwen2.5-Omni and Qwen3-Omni (their thinkers): images, videos and sound; the text after an item goes on from its largest
 position.
 
-The sound track of a video, interleaved with its frames (`use_audio_in_video`), is not supported: give sound as its own item.
+The sound track of a video may stand between its frames, as the processors write it with `use_audio_in_video`.
 """
 
 import msgspec
@@ -43,6 +43,7 @@ QWEN2_5_OMNI = Family(
         rope="omni",
         tokens_per_second=25,
         seconds_field="video_second_per_grid",
+        stacked_markers=True,
         trained_modalities=("image", "video", "audio"),
         dummy_grids={"image": (1, 2, 2), "video": (1, 2, 2), "audio": (4, 1, 1)},
     ),
@@ -62,6 +63,7 @@ QWEN3_OMNI_MOE = Family(
         audio_end=151670,
         tokens_per_second=13,
         position_dtype="float32",
+        stacked_markers=False,
         patch_dim=1536,
         audio_window=50,
         dummy_grids={"image": (1, 2, 2), "video": (1, 2, 2), "audio": (1, 1, 1)},

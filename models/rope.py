@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core import TYPE_CODES, SampleLayout
 from .adapter import ModelAdapter
-from .omni import fractional_positions
+from .omni import fill_segment, interleaved_segments
 
 
 def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
@@ -79,24 +79,47 @@ def mrope_positions(
         int64 [3, T]; float32 where the adapter says so.
     """
     cu = np.asarray(cu_padded, np.int64)
-    starts, sizes = runs[:, 0], runs[:, 1]
-    segment = np.searchsorted(cu, starts, side="right") - 1
-    assert np.all(starts + sizes <= cu[segment] + np.asarray(lengths)[segment]), "a run leaves its segment"
+    segment = np.searchsorted(cu, runs[:, 0], side="right") - 1
+    assert np.all(runs[:, 0] + runs[:, 1] <= cu[segment] + np.asarray(lengths)[segment]), "a run leaves its segment"
+    ordered = segments_in_order(runs, segment, adapter)
+    at_once = ~np.isin(segment, ordered)
+    positions = np.empty((3, int(cu[-1])), adapter.position_dtype)
+    fill_at_once(positions, runs[at_once], seconds[at_once], segment[at_once], cu, adapter)
 
     def template(run: tuple[int, ...], pace: float) -> np.ndarray:
         return run_template(run, pace, adapter)
 
+    for s in ordered.tolist():
+        own = segment == s
+        pairs = list(zip(map(tuple, runs[own].tolist()), seconds[own].tolist(), strict=True))
+        fill_segment(positions, int(cu[s]), int(cu[s + 1]), pairs, template, adapter)
+    return positions
+
+
+def segments_in_order(runs: np.ndarray, segment: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
+    """Return the segments whose positions must be summed in order: see `models.omni`."""
     if adapter.position_dtype == "float32":
-        return fractional_positions(runs, seconds, cu, template)
+        return np.unique(segment)
+    return interleaved_segments(runs, segment) if adapter.rope == "omni" else np.zeros(0, np.int64)
+
+
+def fill_at_once(
+    positions: np.ndarray,
+    runs: np.ndarray,
+    seconds: np.ndarray,
+    segment: np.ndarray,
+    cu: np.ndarray,
+    adapter: ModelAdapter,
+) -> None:
+    """Write the positions of all segments, given the runs of all (or of those that are not written again afterwards)."""
+    starts, sizes = runs[:, 0], runs[:, 1]
     # A run of n tokens moves the text after it on by `advance`, so text lags n - advance behind its index in the row.
     lag = sizes - advances(runs, seconds, adapter)
     total = np.concatenate(([0], np.cumsum(lag)))
     first = np.searchsorted(starts, cu[:-1])
     base = cu[segment] - total[first][segment]
-    positions = np.empty((3, int(cu[-1])), np.int64)
     fill_text(positions, cu, starts + sizes, base + total[1:])
     fill_runs(positions, runs, seconds, (starts - base - total[:-1]).tolist(), adapter)
-    return positions
 
 
 def fill_text(positions: np.ndarray, cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> None:
