@@ -1,6 +1,7 @@
 """Train on packs: what a user's own loop looks like with evenpack. Started by `run.py`, one process per rank."""
 
 import argparse
+import itertools
 import os
 import sys
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, ProcessorMixin
 
 from evenpack.models import ModelAdapter, adapter_for, prepare_model
@@ -63,9 +64,8 @@ def main() -> int:
     try:
         job = prepare(options, device)
         wrapped = DistributedDataParallel(job.model)
-        exactness = check_first_step(job, wrapped)
         progress = Progress(options.steps, options.out / "steps.jsonl", max_tokens=MAX_TOKENS)
-        train(job, wrapped, progress)
+        exactness = train(job, wrapped, progress)
         accuracy = held_out_accuracy(job.model, job.processor, job.adapter)
         if dist.get_rank() == 0:
             write_report(options.out, progress.records, exactness, accuracy)
@@ -102,35 +102,31 @@ def prepare(options: argparse.Namespace, device: torch.device) -> Job:
     return Job(options, model, processor, samples, adapter_for(model.config), config)
 
 
-def schedule(job: Job, samples: Dataset[dict[str, Any]]) -> PackingScheduler:
-    """Wrap a loader of this rank's samples; the ranks share their lengths and even out the work."""
-    loader = DataLoader(samples, batch_size=None)
-    cost = CostModel.from_config(job.model.config)
-    groups = ProcessGroups.from_world()
-    return PackingScheduler(loader, config=job.config, adapter=job.adapter, groups=groups, cost=cost)
-
-
-def check_first_step(job: Job, wrapped: DistributedDataParallel) -> Exactness:
-    """Compare the first step, packed, with its samples run alone."""
-    first = Subset(job.samples, range(SAMPLES_PER_STEP))
-    reference = build_model(job.options.model, job.processor.tokenizer, job.options.seed).to(job.model.device)
-    reference.set_attn_implementation("sdpa")
-    with schedule(job, first) as scheduler:
-        return check_exactness(wrapped, reference, next(scheduler), [first[index] for index in range(len(first))])
-
-
-def train(job: Job, model: DistributedDataParallel, progress: Progress) -> None:
-    """Run the training loop."""
+def train(job: Job, model: DistributedDataParallel, progress: Progress) -> Exactness:
+    """Run the training loop; return how the first step compared with its samples run alone."""
+    loader = DataLoader(job.samples, batch_size=None)
+    groups, cost = ProcessGroups.from_world(), CostModel.from_config(job.model.config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, job.options.steps))
-    with schedule(job, job.samples) as scheduler, progress:
-        for step in scheduler:
-            loss = forward_backward(model, step, job.model.device)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
-            optimizer.step()
-            rates.step()
-            optimizer.zero_grad()
-            progress.add(step, loss)
+    with PackingScheduler(loader, config=job.config, adapter=job.adapter, groups=groups, cost=cost) as scheduler:
+        first = next(scheduler)
+        exactness = check_first_step(job, model, first)
+        with progress:
+            for step in itertools.chain([first], scheduler):
+                loss = forward_backward(model, step, job.model.device)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+                optimizer.step()
+                rates.step()
+                optimizer.zero_grad()
+                progress.add(step, loss)
+    return exactness
+
+
+def check_first_step(job: Job, model: DistributedDataParallel, step: PackedStep) -> Exactness:
+    """Compare the first step, packed, with the samples that the ranks brought to it, each run alone."""
+    reference = build_model(job.options.model, job.processor.tokenizer, job.options.seed).to(job.model.device)
+    reference.set_attn_implementation("sdpa")
+    return check_exactness(model, reference, step, [job.samples[index] for index in range(SAMPLES_PER_STEP)])
 
 
 def forward_backward(model: DistributedDataParallel, step: PackedStep, device: torch.device) -> float:

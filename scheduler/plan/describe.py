@@ -12,7 +12,6 @@ from .problem import Problem
 from .result import StepPlan
 from .table import Ints, SampleTable
 
-
 #: Up to so many ranks, pairs are marked in a table of all pairs (16 MiB): faster than sorting.
 MOST_FOR_BITMAP = 4096
 
