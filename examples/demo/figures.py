@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from .progress import StepRecord
 
@@ -57,6 +58,7 @@ def draw_loads(records: Sequence[StepRecord], file: Path) -> None:
         text = f"done {1 - end_after / end:.0%} sooner"
         after.text(end_after + 0.01 * end, (num_ranks - 1) / 2, text, va="center", color=_INK, fontsize=10)
     after.set_xlim(0, max(end, end_after) * 1.005)
+    after.xaxis.set_major_locator(MaxNLocator(integer=True))
     after.set_xlabel("modelled time, in steps of perfect balance", color=_MUTED)
     handles = [Patch(color=_BUSY[0], label="at work (steps alternate in shade)"), Patch(color=_WAITING, label="waiting")]
     figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False, labelcolor=_INK)
