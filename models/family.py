@@ -1,7 +1,7 @@
 """How a family is declared: the constants of its released checkpoint, and where each of them stands in a config."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -65,42 +65,9 @@ def vision_fields(patch_dim: int, *, seconds: bool = False) -> tuple[Field, ...]
     return tuple(fields)
 
 
-def grid_fields(modality: str, pixels: str, grid: str, patch_dim: int) -> tuple[Field, Field]:
+def grid_fields(modality: Literal["image", "video"], pixels: str, grid: str, patch_dim: int) -> tuple[Field, Field]:
     """Return the two fields of a modality whose items are grids of patches: the patches, and the grids."""
     return (
-        Field(name=pixels, kind="media", dtype="float", shape=(patch_dim,), modality=modality, rows="patches", to_model=True),  # type: ignore[arg-type]
-        Field(name=grid, kind="media", dtype="int64", shape=(3,), modality=modality, to_model=True),  # type: ignore[arg-type]
+        Field(name=pixels, kind="media", dtype="float", shape=(patch_dim,), modality=modality, rows="patches", to_model=True),
+        Field(name=grid, kind="media", dtype="int64", shape=(3,), modality=modality, to_model=True),
     )
-
-
-def config_values(family: Family, config: Any) -> dict[str, Any]:
-    """Return what a config says about each adapter attribute, keyed like `Family.paths` plus `patch_dim`.
-
-    Values that the config leaves out, or leaves at None, are absent.
-    """
-    found = {attribute: lookup(config, path) for attribute, path in family.paths.items()}
-    factors = [lookup(config, path) for path in family.patch]
-    if factors and all(isinstance(factor, int) for factor in factors):
-        size = 1
-        for factor in factors:
-            size *= factor
-        found["patch_dim"] = size
-    return {attribute: value for attribute, value in found.items() if value is not None}
-
-
-def adapter_value(adapter: ModelAdapter, attribute: str) -> Any:
-    """Return an adapter attribute by the key that `Family.paths` uses: `media_tokens.image` reads one entry."""
-    head, _, entry = attribute.partition(".")
-    value = getattr(adapter, head)
-    return value.get(entry) if entry else value
-
-
-def lookup(config: Any, path: str) -> Any:
-    """Follow a dotted path through a config's attributes; None where it ends early.
-
-    An Omni config keeps the model that is trained, its thinker, one level down.
-    """
-    config = getattr(config, "thinker_config", config)
-    for name in path.split("."):
-        config = getattr(config, name, None)
-    return config

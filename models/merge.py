@@ -42,20 +42,22 @@ class MaskedMerge:
 class MaskArgument:
     """Mark of a model whose forward pass takes the mask."""
 
-    evenpack_merge_path: ClassVar[str]
+    #: Where the modules stand that place features; some versions of a model hand the call on from one to the other.
+    evenpack_merge_paths: ClassVar[tuple[str, ...]]
 
 
 def merge_by_mask(model: nn.Module) -> bool:
     """Make an unwrapped model take `media_token_validity_mask`, bool [1, T]; False where it has no media to place."""
-    path = next((name for name, module in model.named_modules() if hasattr(module, "get_placeholder_mask")), None)
-    if path is None:
+    paths = tuple(name for name, module in model.named_modules() if hasattr(module, "get_placeholder_mask"))
+    if not paths:
         return False
-    subclass(model.get_submodule(path), MaskedMerge)
+    for path in paths:
+        subclass(model.get_submodule(path), MaskedMerge)
     if not isinstance(model, MaskArgument):
         marked: Any = model
         stock: Any = type(model)
         subclass(model, MaskArgument, masked_forward(stock))
-        marked.evenpack_merge_path = path
+        marked.evenpack_merge_paths = paths
     return True
 
 
@@ -67,12 +69,14 @@ def masked_forward(cls: Any) -> Callable[..., Any]:
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         anchors = (kwargs.pop(MASK_ARGUMENT, None), kwargs.get("mm_token_type_ids"))
-        place: Any = unwrap_model(self.get_submodule(self.evenpack_merge_path))
-        place.evenpack_anchors = anchors
+        places: list[Any] = [unwrap_model(self.get_submodule(path)) for path in self.evenpack_merge_paths]
+        for place in places:
+            place.evenpack_anchors = anchors
         try:
             return stock(self, *args, **kwargs)
         finally:
-            del place.evenpack_anchors
+            for place in places:
+                del place.evenpack_anchors
 
     signature = inspect.signature(stock)
     parameters = list(signature.parameters.values())

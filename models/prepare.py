@@ -26,7 +26,8 @@ def prepare_model(model: nn.Module) -> nn.Module:
 
     Attention becomes `flash_attention_2` where it can run (a GPU, half precision, the package installed), else evenpack's own
     function. Gated DeltaNet runs per segment where its kernels are missing. Media features are placed by the mask of anchors.
-    Call it before the model is wrapped or compiled; a model that is not a transformers model is returned as it is.
+    Call it on the device that trains, because what can run there decides, and before the model is wrapped or compiled. A model
+    that is not a transformers model is returned as it is.
 
     Returns:
         The same model.

@@ -1,16 +1,15 @@
 """From a family's name, or a model's config, to its adapter."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from ..core import FieldSet
 from .adapter import ModelAdapter
 from .cohere_compass import COHERE_COMPASS
+from .configs import adapter_value, config_values, from_config
 from .ernie4_5_vl import ERNIE4_5_VL_MOE
-from .family import Family, adapter_value, config_values, lookup
+from .family import Family
 from .glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
 from .paddleocr_vl import PADDLEOCR_VL
 from .qwen2_5_vl import QWEN2_5_VL
@@ -100,49 +99,6 @@ def family_of(config: Any) -> Family:
     if has_towers or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
         raise ValueError(f"no adapter for model_type {model_type!r}; known: {', '.join(FAMILIES)}, and text-only decoders")
     return TEXT
-
-
-def from_config(family: Family, config: Any) -> ModelAdapter:
-    """Return a family's adapter with the values of a config."""
-    adapter, changes = family.adapter, config_values(family, config)
-    entries: dict[str, dict[str, Any]] = {}
-    for attribute in [key for key in changes if "." in key]:
-        head, _, entry = attribute.partition(".")
-        entries.setdefault(head, dict(getattr(adapter, head)))[entry] = changes.pop(attribute)
-    replaced = msgspec.structs.replace(adapter, **changes, **entries)
-    merge, frames = replaced.merge_size, replaced.temporal_merge
-    grids = {"image": (1, merge, merge), "video": (frames, merge, merge)}
-    return msgspec.structs.replace(
-        replaced,
-        fields=with_sizes(with_patch_dim(adapter.fields, adapter.patch_dim, replaced.patch_dim), family, config),
-        dummy_grids={modality: grids.get(modality, grid) for modality, grid in adapter.dummy_grids.items()},
-    )
-
-
-def with_patch_dim(fields: FieldSet, before: int, after: int) -> FieldSet:
-    """Return the fields with the size of a patch changed: one row of `before` numbers, or [channels, side, side]."""
-    if before == after:
-        return fields
-    return FieldSet(tuple(msgspec.structs.replace(f, shape=resized(f.shape, before, after)) for f in fields))
-
-
-def with_sizes(fields: FieldSet, family: Family, config: Any) -> FieldSet:
-    """Return the fields with the sizes that a config says."""
-    sizes = {name: lookup(config, path) for name, path in family.sizes.items()}
-    known = (
-        msgspec.structs.replace(f, shape=(sizes[f.name], *(f.shape or ())[1:])) if sizes.get(f.name) else f for f in fields
-    )
-    return FieldSet(tuple(known))
-
-
-def resized(shape: tuple[int | None, ...] | None, before: int, after: int) -> tuple[int | None, ...] | None:
-    """Return a patch's shape for `after` numbers, and any other shape as it is."""
-    if not shape or None in shape or math.prod(shape) != before:  # type: ignore[arg-type]
-        return shape
-    if len(shape) == 1:
-        return (after,)
-    side = math.isqrt(after // (shape[0] or 1))
-    return (shape[0], side, side)
 
 
 def training_only(adapter: ModelAdapter, modalities: tuple[str, ...]) -> ModelAdapter:

@@ -1,10 +1,14 @@
-"""The examples of the page on model families run."""
+"""The examples of the page on model families, and of the docstrings, run."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
+import evenpack.models
 from evenpack.models.registry import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "model-families.md"
@@ -25,3 +29,9 @@ def test_examples_run():
 def test_every_family_is_on_the_page():
     page = PAGE.read_text()
     assert [name for name in FAMILIES if f"`{name}`" not in page and f'"{name}"' not in page] == []
+
+
+@pytest.mark.parametrize("name", [info.name for info in pkgutil.iter_modules(evenpack.models.__path__)])
+def test_docstring_examples_run(name):
+    module = importlib.import_module(f"evenpack.models.{name}")
+    assert doctest.testmod(module).failed == 0
