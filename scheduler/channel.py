@@ -1,8 +1,9 @@
 """One scheduler's connection to its peers."""
 
-import datetime
+import itertools
 import socket
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,8 +15,11 @@ from .config import SchedulerConfig
 from .groups import ProcessGroups
 from .heartbeat import Heartbeat
 from .transports import DeviceTransport, HostTransport, MemoryHub, MixedTransport, Transport, fixed_peers
+from .transports.backends import open_gloo, open_nccl
 from .transports.memory import simulated_transport
 
+#: Number of the next scheduler over each group.
+_NUMBERS: dict[str, Iterator[int]] = {}
 #: A collective may take this share of `timeout`; the rest is for finding out who is missing.
 _PATIENCE = 0.75
 
@@ -67,32 +71,41 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:
     if first is not None and second is not None:
         peers = fixed_peers(groups.num_ranks, config.max_peers) if config.transport == "device" else None
         return _started(first, second, config, peers=peers)
-    return _open_groups(groups, config, members, patience)
+    return _open_groups(groups, config, patience)
 
 
-def _open_groups(groups: ProcessGroups, config: SchedulerConfig, members: tuple[int, ...], patience: float) -> Channel:
-    def new_group(backend: str) -> Any:
-        wait = datetime.timedelta(seconds=patience)
-        return dist.new_group(list(members), backend=backend, timeout=wait, use_local_synchronization=True)
-
+def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float) -> Channel:
     pin = torch.cuda.is_available()
-    # The store of the job has no public accessor; without one, a lost rank could not be named.
+    # The store of the job has no public accessor; without it, no group of our own, and no lost rank could be named.
     store = dist.distributed_c10d._get_default_store()
-    control = HostTransport(new_group("gloo"), timeout=patience, pin=pin)
+    name = _new_name(groups.dp)
+
+    def gloo(what: str) -> HostTransport:
+        group = open_gloo(store, f"{name}/{what}", groups.rank, groups.num_ranks, patience)
+        return HostTransport(group, timeout=patience, pin=pin)
+
+    control = gloo("control")
     has_nccl = "nccl" in str(dist.get_backend_config(groups.dp))
     if config.transport == "host" or (config.transport == "auto" and not has_nccl):
-        steps = HostTransport(new_group("gloo"), timeout=patience, pin=pin)
-        return _started(steps, control, config, store=store, name=control.name)
+        return _started(gloo("steps"), control, config, store=store, name=name)
     device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
     peers = fixed_peers(groups.num_ranks, config.max_peers)
-    on_device = DeviceTransport(new_group("nccl" if has_nccl else "gloo"), device=device, peers=peers, timeout=patience)
+    open_group = open_nccl if has_nccl else open_gloo
+    group = open_group(store, f"{name}/device", groups.rank, groups.num_ranks, patience)
+    on_device = DeviceTransport(group, device=device, peers=peers, timeout=patience)
     if config.transport == "device":
         return _started(
-            on_device, control, config, store=store, name=control.name, peers=peers, gathers_on_device=True,
+            on_device, control, config, store=store, name=name, peers=peers, gathers_on_device=True,
             exchanges_on_device=True,
         )  # fmt: skip
-    mixed = MixedTransport(on_device, HostTransport(new_group("gloo"), timeout=patience, pin=pin))
-    return _started(mixed, control, config, store=store, name=control.name, gathers_on_device=True)
+    mixed = MixedTransport(on_device, gloo("steps"))
+    return _started(mixed, control, config, store=store, name=name, gathers_on_device=True)
+
+
+def _new_name(group: Any) -> str:
+    """Return a name that no scheduler over this group had before; its members open their schedulers in one order."""
+    base = str(group.group_name)
+    return f"evenpack/{base}/{next(_NUMBERS.setdefault(base, itertools.count()))}"
 
 
 def _started(

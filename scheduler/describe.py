@@ -106,6 +106,16 @@ class Describer:
         block = Block.of(sample)
         return Described(block, self._row(block, where))
 
+    def use_cost(self, cost: SampleCost) -> None:
+        """Describe further samples with another cost model of the same phases.
+
+        Raises:
+            ValueError: other phases.
+        """
+        if tuple(cost.phases) != tuple(self._cost.phases):
+            raise ValueError(f"the cost model has phases {tuple(cost.phases)}, this scheduler plans {tuple(self._cost.phases)}")
+        self._cost = cost
+
     def load_dtypes(self, dtypes: bytes) -> None:
         """Take up the dtypes that an earlier run had seen."""
         assert len(dtypes) == len(self._dtypes), (len(dtypes), len(self._dtypes))

@@ -3,10 +3,9 @@
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ..core import FieldMismatchError
-from .transports import Transport
+from .transports import Transport, gather_bytes
 
 
 def agree(transport: Transport, terms: dict[str, Any]) -> bytes:
@@ -28,11 +27,7 @@ def agree(transport: Transport, terms: dict[str, Any]) -> bytes:
         b'{"max_tokens":8}'
     """
     mine = msgspec.json.encode(terms, order="deterministic")
-    size = np.array([len(mine)], np.int64)
-    sizes = transport.gather(size.view(np.uint8)).view(np.int64)[:, 0]
-    room = np.zeros(int(sizes.max()), np.uint8)
-    room[: len(mine)] = np.frombuffer(mine, np.uint8)
-    texts = [row[:length].tobytes() for row, length in zip(transport.gather(room), sizes.tolist(), strict=True)]
+    texts = gather_bytes(transport, mine)
     reference = msgspec.json.decode(texts[0])
     for rank, text in enumerate(texts):
         if text != texts[0]:

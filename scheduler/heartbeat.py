@@ -77,7 +77,7 @@ class Heartbeat:
         return [(rank, sign.partition(" ")[2]) for rank, sign in enumerate(signs) if rank != self._rank]
 
     def _key(self, rank: int) -> str:
-        return f"evenpack/{self._name}/{rank}"
+        return f"{self._name}/alive/{rank}"
 
     def _read(self, store: Any) -> list[str]:
         keys = [self._key(rank) for rank in range(self._num_ranks)]

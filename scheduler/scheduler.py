@@ -15,10 +15,11 @@ from ..core import Field
 from ..models import ModelAdapter
 from ..models.cost import CostCoefficients
 from .blocks import WIRE_VERSION
+from .calibrate import fit_across_ranks
 from .channel import open_channel
 from .collect import Reader
 from .config import SchedulerConfig
-from .cost import CostModel
+from .cost import CostFit, CostModel, Observation
 from .describe import Describer, SampleCost, dummy_settings
 from .gather import Gatherer, digest_of
 from .groups import ProcessGroups
@@ -179,6 +180,22 @@ class PackingScheduler(Iterator[PackedStep]):
             raise TypeError("steps that are not counted in samples per rank have no length known beforehand")
         samples = len(self._source if isinstance(self._source, LoaderSource) else self._original)
         return -(-samples // per_step) if self._config.on_exhausted == "drain" else samples // per_step
+
+    def calibrate(self, observations: Sequence[Observation]) -> CostFit:
+        """Fit the cost model to measured micro-batches of all ranks, and describe further samples with it; collective.
+
+        Args:
+            observations: what this rank measured: lengths, media grids and seconds of micro-batches.
+
+        Returns:
+            The fit, equal on every rank.
+
+        Raises:
+            ValueError: too few observations, or none with media for a model that has a tower.
+        """
+        found = fit_across_ranks(self._channel.control, observations)
+        self._describer.use_cost(found.model)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state behind the last step that was handed out; every rank saves its own.

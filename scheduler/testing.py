@@ -111,22 +111,26 @@ def _run_threads(fn: Callable[[int, int], Any], num_ranks: int, timeout: float) 
 
 
 def _run_processes(fn: Callable[[int, int], Any], num_ranks: int, timeout: float) -> list[_Outcome]:
-    # The parent holds the store, so that it outlives any rank; port 0 takes a free one.
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     context = mp.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+    results = [context.Pipe(duplex=False) for _ in range(num_ranks)]
+    ports = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     children = [
-        context.Process(target=_child, args=(fn, rank, num_ranks, store.port, pipes[rank][1]), daemon=True)
+        context.Process(target=_child, args=(fn, rank, num_ranks, ports[rank][0], results[rank][1]), daemon=True)
         for rank in range(num_ranks)
     ]
-    for child, (_, writer) in zip(children, pipes, strict=True):
+    for child, (_, writer) in zip(children, results, strict=True):
         child.start()
         writer.close()
+    # The parent holds the store, so that it outlives any rank; port 0 takes a free one. It is started after the fork: a
+    # child of a process whose store thread holds a lock would wait for that lock forever.
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    for _, sender in ports:
+        sender.send(store.port)
     deadline = time.monotonic() + timeout
     try:
         return [
             _outcome(rank, child, reader, deadline, timeout)
-            for rank, (child, (reader, _)) in enumerate(zip(children, pipes, strict=True))
+            for rank, (child, (reader, _)) in enumerate(zip(children, results, strict=True))
         ]
     finally:
         for child in children:
@@ -147,7 +151,8 @@ def _outcome(rank: int, child: Any, reader: Any, deadline: float, timeout: float
     return when, pickle.loads(data) if ok else _Raised(pickle.loads(data))
 
 
-def _child(fn: Callable[[int, int], Any], rank: int, num_ranks: int, port: int, pipe: Any) -> None:
+def _child(fn: Callable[[int, int], Any], rank: int, num_ranks: int, port_reader: Any, pipe: Any) -> None:
+    port = port_reader.recv()
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",

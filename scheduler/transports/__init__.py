@@ -1,6 +1,6 @@
 """How integers and blocks travel between the ranks of a data-parallel group."""
 
-from .base import Aborted, Transport, TransportError
+from .base import Aborted, Transport, TransportError, gather_bytes
 from .device import DeviceTransport, fixed_peers
 from .host import HostTransport
 from .memory import MemoryHub, MemoryTransport
@@ -16,4 +16,5 @@ __all__ = [
     "Transport",
     "TransportError",
     "fixed_peers",
+    "gather_bytes",
 ]

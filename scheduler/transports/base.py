@@ -53,6 +53,21 @@ class Transport(Protocol):
         ...
 
 
+def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
+    """All-gather byte strings of any length, in two collectives: their sizes, and themselves.
+
+    Example:
+        >>> from evenpack.scheduler.transports import MemoryHub
+        >>> gather_bytes(MemoryHub(1).transport(0), b"abc")
+        [b'abc']
+    """
+    size = np.array([len(data)], np.int64)
+    sizes = transport.gather(size.view(np.uint8)).view(np.int64)[:, 0]
+    room = np.zeros(int(sizes.max()), np.uint8)
+    room[: len(data)] = np.frombuffer(data, np.uint8)
+    return [row[:length].tobytes() for row, length in zip(transport.gather(room), sizes.tolist(), strict=True)]
+
+
 def wait_until(done: Callable[[], bool], aborted: Callable[[], bool], timeout: float, what: str) -> None:
     """Poll until `done`, so that the waiting thread can always be called back.
 

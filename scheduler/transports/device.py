@@ -1,15 +1,13 @@
 """Transport over the accelerator's own network: NCCL, on a communicator of our own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from .base import Aborted, TransportError, wait_until
-from .host import all_gather_bytes, leave_group
 
 
 class DeviceTransport:
@@ -20,35 +18,29 @@ class DeviceTransport:
     come from the training thread, in program order.
 
     Args:
-        group: process group that belongs to one scheduler alone.
+        group: from `backends`; it belongs to one scheduler alone.
         device: device of the group's backend.
         peers: for every rank, the ranks it may send to.
         timeout: seconds that a collective may take.
     """
 
     def __init__(self, group: Any, *, device: torch.device, peers: list[list[int]], timeout: float) -> None:
-        self.rank = dist.get_rank(group)
-        self.num_ranks = dist.get_world_size(group)
+        self.rank: int = group.rank()
+        self.num_ranks: int = group.size()
         self._group = group
         self._device = device
         self._peers = set(peers[self.rank])
-        self._members = dist.get_process_group_ranks(group)
         self._timeout = timeout
         self._aborted = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         #: Ranks that this one ever exchanged blocks with.
         self.partners: set[int] = set()
 
-    @property
-    def name(self) -> str:
-        """Name of the group: unique in the job, equal on its members."""
-        return str(self._group.group_name)
-
     def gather(self, data: np.ndarray) -> np.ndarray:
         with self._on_stream():
             mine = self._to_device(torch.from_numpy(data))
             out = torch.empty(self.num_ranks * data.size, dtype=torch.uint8, device=self._device)
-            self._run("gather", lambda: [all_gather_bytes(out, mine, self._group)])
+            self._run("gather", lambda: [self._group._allgather_base(out, mine)])
             return self._to_host(out).view(self.num_ranks, data.size).numpy()
 
     def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
@@ -60,14 +52,7 @@ class DeviceTransport:
             incoming = torch.empty(sum(receive_sizes), dtype=torch.uint8, device=self._device)
             sends, receives = staged.split(send_sizes), incoming.split(receive_sizes)
             receives[self.rank].copy_(sends[self.rank])
-            operations = [
-                dist.P2POp(call, parts[rank], self._members[rank], self._group)
-                for rank in sorted(others)
-                for call, parts in ((dist.isend, sends), (dist.irecv, receives))
-                if parts[rank].numel()
-            ]
-            if operations:
-                self._run("exchange", lambda: dist.batch_isend_irecv(operations))
+            self._run("exchange", lambda: self._point_to_point(sorted(others), sends, receives))
             return self._to_host(incoming)
 
     def abort(self) -> None:
@@ -75,8 +60,20 @@ class DeviceTransport:
 
     def close(self) -> None:
         self._aborted = True
-        leave_group(self._group)
         self._group = None
+
+    def _point_to_point(self, others: list[int], sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> list[Any]:
+        # NCCL starts the operations of a step together, or two ranks that send first would wait for each other.
+        together = self._device.type == "cuda" and bool(others)
+        if together:
+            self._group._start_coalescing(self._device)
+        works = []
+        for rank in others:
+            if sends[rank].numel():
+                works.append(self._group.send([sends[rank]], rank, 0))
+            if receives[rank].numel():
+                works.append(self._group.recv([receives[rank]], rank, 0))
+        return [self._group._end_coalescing(self._device)] if together else works
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
