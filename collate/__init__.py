@@ -6,6 +6,8 @@ if __name__ != "evenpack.collate":
 from .alignment import pack_alignment
 from .batch import PackedBatch
 from .boundaries import Boundaries
+from .encoder import SampleEncoder
+from .encoding.settings import EncoderConfig
 from .pack import pack_samples
 from .prepare import prepare_sample
 from .shard import cp_slots
@@ -14,7 +16,9 @@ from .truncate import truncate_sample
 
 __all__ = [
     "Boundaries",
+    "EncoderConfig",
     "PackedBatch",
+    "SampleEncoder",
     "cp_slots",
     "pack_alignment",
     "pack_samples",

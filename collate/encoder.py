@@ -1,0 +1,302 @@
+"""`SampleEncoder`: from an example of any dataset to an unpadded sample, and from samples to a pack."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from ..core import Field, FieldSet, OversizeSampleError, Sample, UndeclaredFieldError
+from ..models.adapter import ModelAdapter
+from .batch import PackedBatch
+from .encoding.conversation import Conversation, read_example
+from .encoding.errors import ConversationError
+from .encoding.media import decoded, open_image
+from .encoding.process import Processed, TextProcessor
+from .encoding.render import ChatRenderer
+from .encoding.settings import EncoderConfig, differences, settings_record
+from .encoding.shield import Shield
+from .encoding.written import Written, write
+from .masks import AssistantMaskError, MaskJob, TrainedTurns, assistant_turns, detect_preset, preset_named, turn_weights
+from .pack import pack_samples
+from .prepare import prepare_sample
+from .targets import IGNORED
+
+#: Field that says which strategy found a sample's mask.
+STRATEGY = Field(name="mask_strategy", kind="sample", dtype="text")
+VERSION = 1
+
+
+class SampleEncoder:
+    """Encodes examples for one model family, the same way for every data source.
+
+    Hugging Face datasets take it as `dataset.map(encoder.encode)`, a loader as `collate_fn=encoder.encode_list`, and
+    Megatron-Energon through `integrations.energon`. A family whose processor needs help subclasses it and overrides
+    `process`, `finish`, or both.
+
+    Args:
+        processor: a processor of `transformers`, or a tokenizer for text alone.
+        adapter: the model family, with any further fields of the user in `adapter.fields`.
+        config: settings; pixel limits are required where the family sees images.
+        folder: folder that relative paths of images are relative to.
+
+    Attributes:
+        adapter: the family, with the field `mask_strategy` declared; give this one to the scheduler.
+        config: the settings.
+        preset: markers of the chat format, None where it is unknown.
+        counts: how often each strategy decided, and what the policies dropped or kept.
+
+    Raises:
+        ValueError: pixel limits that are missing, an unknown preset, or a processor whose media tokens are not the adapter's.
+
+    Example:
+        >>> from evenpack.models import adapter_for
+        >>> encoder = SampleEncoder(tokenizer, adapter_for("text"))                                      # doctest: +SKIP
+        >>> sample = encoder.encode({"messages": [{"role": "user", "content": "2 + 2?"},
+        ...                                       {"role": "assistant", "content": "4"}]})               # doctest: +SKIP
+        >>> tokenizer.decode(sample["labels"][sample["labels"] != -100])                                 # doctest: +SKIP
+        '4<|im_end|>'
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        adapter: ModelAdapter,
+        config: EncoderConfig | None = None,
+        *,
+        folder: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        if config is not None and settings:
+            raise ValueError(f"give settings in config or by name, not both: {sorted(settings)}")
+        self.config = config if config is not None else EncoderConfig(**settings)
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        check_limits(processor, adapter, self.config)
+        check_media_tokens(processor, adapter)
+        self.adapter = with_strategy(adapter) if self.config.record_strategy else adapter
+        self.renderer = ChatRenderer(processor, self.config.template_arguments)
+        template = self.renderer.template or ""
+        self.preset = detect_preset(template) if self.config.preset == "auto" else preset_named(self.config.preset)
+        self.counts: Counter[str] = Counter()
+        self._folder = None if folder is None else Path(folder)
+        self._shield = Shield([*(self.preset.literals if self.preset else ()), *media_strings(processor)])
+        self._process = TextProcessor(processor, adapter, self.config, self._shield)
+        self._encoded = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a sample's content depends on, as plain data: limits, template, tokenizer, image processor."""
+        return settings_record(self.config, self.processor, self.renderer.template, self.adapter.name)
+
+    def encode(self, example: Mapping[str, Any], index: int | None = None) -> dict[str, Any] | None:
+        """Encode one example.
+
+        Args:
+            example: `messages` with roles and content (or `text`, a document), optional `tools`, `images`, `videos`,
+                `sample_id`, and fields that the adapter declares. See the page on datasets.
+            index: its number, for error messages; default: how many were encoded before.
+
+        Returns:
+            A sample for `prepare_sample`: `input_ids`, `labels` and `mm_token_type_ids` int64 [L], `loss_weights` float32
+            [L], media as the processor returns them, `sample_id`, `mask_strategy`. None where a policy drops it.
+
+        Raises:
+            SampleError: an example that cannot be encoded; the message names it. See `encoding.errors`,
+                `AssistantMaskError`, `OversizeSampleError`, `MediaMismatchError`.
+        """
+        number = self._encoded if index is None else index
+        self._encoded += 1
+        name = example.get("sample_id") if isinstance(example, Mapping) else None
+        where = f"example {number}" if name is None else f"example {number} ({name!r})"
+        written = self.write(example, where)
+        self._check_fields(written.conversation, where)
+        processed = self.process(written, where)
+        length = len(processed.ids)
+        if self.config.max_length is not None and length > self.config.max_length:
+            if self.config.on_oversize == "drop":
+                self.counts["oversize_dropped"] += 1
+                return None
+            raise OversizeSampleError(f"{where}: {length} tokens exceed max_length={self.config.max_length}")
+        trained, weights = self.mask(written, processed)
+        self.counts[trained.strategy] += 1
+        if not weights.any() and not self._keeps_empty(trained, where):
+            return None
+        return self.finish(self._sample(written, processed, trained, weights), written.conversation)
+
+    def encode_list(self, examples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Encode several examples, those that a policy drops left out; a `collate_fn` for loaders that feed a scheduler."""
+        return [sample for sample in map(self.encode, examples) if sample is not None]
+
+    def collate(self, samples: Sequence[Mapping[str, Any] | Sample], **settings: Any) -> PackedBatch:
+        """Pack samples into one row, in order.
+
+        Args:
+            samples: what `encode` returned; examples with `messages` are encoded first.
+            **settings: further arguments of `pack_samples`.
+        """
+        ready: list[Mapping[str, Any] | Sample] = []
+        for sample in samples:
+            if isinstance(sample, Mapping) and "input_ids" not in sample:
+                ready += self.encode_list([sample])
+            else:
+                ready.append(sample)
+        return pack_samples(ready, adapter=self.adapter, **settings)
+
+    def prepare(self, example: Mapping[str, Any], index: int | None = None) -> Sample | None:
+        """Encode one example and check the sample against the adapter's declaration."""
+        raw = self.encode(example, index)
+        return None if raw is None else prepare_sample(raw, adapter=self.adapter, where=f"example {index}")
+
+    def write(self, example: Mapping[str, Any], where: str) -> Written:
+        """Read and render an example; media are located, not opened."""
+        conversation = read_example(example, self.config.placeholders, where)
+        return write(conversation, self.renderer, self._shield, self.preset, self.config.close_last_turn, where)
+
+    def process(self, written: Written, where: str) -> Processed:
+        """Open an example's media and run the processor; a family may override what its processor does not cover."""
+        media = {name: list(items) for name, items in written.conversation.media.items()}
+        media["image"] = [
+            decoded(open_image(item, f"{where}, image {at}", self._folder), f"{where}, image {at}")
+            for at, item in enumerate(media["image"])
+        ]
+        return self._process(written.text, media, where)
+
+    def mask(self, written: Written, processed: Processed) -> tuple[TrainedTurns, np.ndarray]:
+        """Return what the assistant says, and the weight of each token, float32 [L]; media tokens weigh 0."""
+        if written.conversation.text is not None:
+            trained = TrainedTurns(turns=(), strategy="text", reasons={})
+            weights = np.ones(len(processed.ids), np.float32)
+        else:
+            job = MaskJob(
+                messages=written.messages,
+                text=written.text,
+                ids=processed.ids,
+                tokenizer=self.tokenizer,
+                renderer=written.renderer,
+                preset=self.preset,
+                tagged=written.tagged,
+                extents=processed.extents,
+                literal=processed.literal,
+                spelled=self._shield.spelled(written.text),
+            )
+            trained = assistant_turns(job, self.config.strategies)
+            own = [message.get("weight", 1.0) for message in written.messages if message["role"] == "assistant"]
+            weights = turn_weights(trained.turns, len(processed.ids), own)
+        weights[np.isin(processed.ids, list(self.adapter.media_tokens.values()))] = 0.0
+        return trained, weights
+
+    def finish(self, sample: dict[str, Any], conversation: Conversation) -> dict[str, Any]:
+        """Return the finished sample; a family overrides this to add fields of its own."""
+        return sample
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings that samples depend on, and the counts."""
+        return {"version": VERSION, "settings": self.settings, "counts": dict(self.counts), "encoded": self._encoded}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the counts of an earlier run, after checking that it encoded the same way.
+
+        Raises:
+            ValueError: another version, or settings that differ; each difference is named with both values.
+        """
+        if state.get("version") != VERSION:
+            raise ValueError(f"the encoder's state has version {state.get('version')}, this is version {VERSION}")
+        changed = differences(state["settings"], self.settings)
+        if changed:
+            raise ValueError(f"samples would be encoded differently than before: {'; '.join(changed)}")
+        self.counts, self._encoded = Counter(state["counts"]), state["encoded"]
+
+    def _check_fields(self, conversation: Conversation, where: str) -> None:
+        for name in conversation.fields:
+            if name not in self.adapter.fields and name not in self.config.ignored:
+                raise UndeclaredFieldError(
+                    f"{where}: undeclared column {name!r}: declare it as a Field of the adapter, or name it in `ignored`"
+                )
+
+    def _keeps_empty(self, trained: TrainedTurns, where: str) -> bool:
+        policy = self.config.on_empty_mask
+        if policy == "error":
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in trained.reasons.items()) or "no assistant text"
+            raise AssistantMaskError(
+                f"{where}: no token trains ({reasons}); on_empty_mask='drop' or 'keep' would count it and go on"
+            )
+        self.counts["empty_dropped" if policy == "drop" else "empty_kept"] += 1
+        return policy == "keep"
+
+    def _sample(self, written: Written, processed: Processed, trained: TrainedTurns, weights: np.ndarray) -> dict[str, Any]:
+        ids = torch.from_numpy(processed.ids)
+        trains = torch.from_numpy(weights > 0)
+        fields = {name: value for name, value in written.conversation.fields.items() if name in self.adapter.fields}
+        sample: dict[str, Any] = {
+            "input_ids": ids,
+            "labels": ids.where(trains, IGNORED),
+            "loss_weights": torch.from_numpy(weights),
+            **({"mm_token_type_ids": torch.from_numpy(processed.types)} if self.adapter.media_tokens else {}),
+            **{name: as_tensor(value) for name, value in processed.media.items() if name in self.adapter.fields},
+            **fields,
+        }
+        if written.conversation.name is not None:
+            sample["sample_id"] = written.conversation.name
+        if self.config.record_strategy:
+            sample["mask_strategy"] = trained.strategy
+        pad = self.adapter.pad_token_id
+        if pad and len(ids) > 1 and bool((ids[:2] == pad).all() | (ids[-2:] == pad).all()):
+            sample["attention_mask"] = torch.ones_like(ids)  # these are real tokens, though they look like padding
+        return sample
+
+
+def check_limits(processor: Any, adapter: ModelAdapter, config: EncoderConfig) -> None:
+    """Raise `ValueError` where a family sees images and nobody said how large they may be."""
+    image_processor = getattr(processor, "image_processor", None)
+    if image_processor is None or "image" not in adapter.media_tokens or config.min_pixels is not None:
+        return
+    size = dict(getattr(image_processor, "size", None) or {})
+    raise ValueError(
+        f"give min_pixels and max_pixels: images of {adapter.name} are resized to an area within them "
+        f"(the processor's own are {size.get('shortest_edge')} and {size.get('longest_edge')})"
+    )
+
+
+def check_media_tokens(processor: Any, adapter: ModelAdapter) -> None:
+    """Raise `ValueError` where the processor writes other media tokens than the adapter looks for."""
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is None:
+        return
+    for modality, token in adapter.media_tokens.items():
+        text = getattr(processor, f"{modality}_token", None)
+        if isinstance(text, str) and not adapter.shares_token:
+            written = tokenizer.convert_tokens_to_ids(text)
+            if written != token:
+                raise ValueError(
+                    f"the processor writes {text!r} as token {written}, the adapter {adapter.name!r} expects {modality} token "
+                    f"{token}: use adapter_for(model.config)"
+                )
+
+
+def media_strings(processor: Any) -> list[str]:
+    """Return the placeholder strings that a processor expands."""
+    found = (getattr(processor, f"{modality}_token", None) for modality in ("image", "video", "audio"))
+    return [text for text in found if isinstance(text, str)]
+
+
+def with_strategy(adapter: ModelAdapter) -> ModelAdapter:
+    """Return the adapter with the field that records the mask strategy."""
+    if STRATEGY.name in adapter.fields:
+        return adapter
+    return msgspec.structs.replace(adapter, fields=FieldSet((*adapter.fields, STRATEGY)))
+
+
+def as_tensor(value: Any) -> Any:
+    """Return what a processor returned as a tensor, a batch of one example taken apart where it is a row of tokens."""
+    if isinstance(value, list) and value and not isinstance(value[0], torch.Tensor | np.ndarray):
+        return torch.tensor(value)
+    if isinstance(value, list):
+        value = np.concatenate([np.asarray(one) for one in value])
+    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+
+
+__all__ = ["ConversationError", "EncoderConfig", "SampleEncoder"]

@@ -1,0 +1,192 @@
+"""Text and media through the processor: ids of the expanded text, type of each token, tensors of the media."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...core import TYPE_CODES, MediaMismatchError
+from ...models.adapter import ModelAdapter
+from ..masks.extents import Extents, token_extents
+from .errors import UnreadableMediaError
+from .settings import EncoderConfig
+from .shield import Shield
+
+#: What a processor returns besides media tensors; none of it is a field of a sample.
+WORKING = ("offset_mapping", "text_replacement_offsets", "attention_mask", "mm_token_type_ids", "token_type_ids")
+
+
+class Processed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One example's tokens and media.
+
+    Attributes:
+        ids: int64 [L], placeholders expanded.
+        types: int64 [L]: 0 text, 1 image, 2 video; a token that text merely spells is text.
+        media: what else the processor returned, as tensors or lists.
+        extents: characters that each token covers; None where the tokenizer cannot say.
+        literal: bool [L], tokens that text merely spells; None where unknown.
+    """
+
+    ids: np.ndarray
+    types: np.ndarray
+    media: Mapping[str, Any]
+    extents: Extents | None
+    literal: np.ndarray | None
+
+
+class TextProcessor:
+    """Calls a processor, or a tokenizer alone, for one example at a time.
+
+    Args:
+        processor: a processor, or a tokenizer for text alone.
+        adapter: the family.
+        config: pixel limits.
+        shield: hides control strings that text spells.
+    """
+
+    def __init__(self, processor: Any, adapter: ModelAdapter, config: EncoderConfig, shield: Shield) -> None:
+        self._processor = processor
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+        self._adapter = adapter
+        self._shield = shield
+        self._has_offsets = bool(getattr(self._tokenizer, "is_fast", False))
+        self._limits: dict[str, Any] = {}
+        if config.min_pixels is not None:
+            size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
+            self._limits["images_kwargs"] = {"size": size}
+        if config.video_min_pixels is not None:
+            size = {"shortest_edge": config.video_min_pixels, "longest_edge": config.video_max_pixels}
+            sampling = {"do_sample_frames": config.video_fps is not None}
+            if config.video_fps is not None:
+                sampling["fps"] = config.video_fps  # type: ignore[assignment]
+            self._limits["videos_kwargs"] = {"size": size, **sampling}
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether there is a processor around the tokenizer."""
+        return self._processor is not self._tokenizer
+
+    def text_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments by which a rendered text is tokenized, as `apply_chat_template` does."""
+        bos = getattr(self._tokenizer, "bos_token", None)
+        if not self.is_multimodal or (bos is not None and text.startswith(bos)):
+            return {"add_special_tokens": False}
+        return {}
+
+    def __call__(self, text: str, media: Mapping[str, Sequence[Any]], where: str) -> Processed:
+        """Process one example.
+
+        Args:
+            text: the rendering, control strings that text spells hidden.
+            media: modality to its items, opened.
+            where: how errors name the example.
+
+        Raises:
+            MediaMismatchError: placeholders and items that differ in number.
+            UnreadableMediaError: an item that the processor refuses, or has no sub-processor for.
+        """
+        spelled = self._shield.places(text)
+        if not self.is_multimodal:
+            return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
+        arguments = self._media_arguments(media, where)
+        if spelled and not any(media.values()):
+            return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
+        out = self._call(text, arguments, where)
+        replaced = next(iter(out.get("text_replacement_offsets") or [[]]))
+        self._check_counts(replaced, media, where)
+        fields = {name: value for name, value in out.items() if name not in (*WORKING, "input_ids")}
+        if spelled:
+            return self._tokenized_again(text, replaced, fields, spelled, where)
+        ids = np.asarray(out["input_ids"][0], np.int64)
+        extents = self._extents(out["offset_mapping"][0], replaced) if self._has_offsets else None
+        return Processed(
+            ids=ids,
+            types=self._types(ids, extents, replaced),
+            media=fields,
+            extents=extents,
+            literal=np.zeros(len(ids), bool),
+        )
+
+    def _call(self, text: str, arguments: dict[str, Any], where: str) -> Mapping[str, Any]:
+        try:
+            out: Mapping[str, Any] = self._processor(
+                text=[text],
+                return_offsets_mapping=self._has_offsets,
+                return_text_replacement_offsets=True,
+                return_mm_token_type_ids=False,
+                **arguments,
+                **self.text_arguments(text),
+                **self._limits,
+            )
+        except (StopIteration, ValueError, TypeError, IndexError, OSError) as error:
+            raise UnreadableMediaError(f"{where}: the processor refuses the example: {error}") from error
+        return out
+
+    def _media_arguments(self, media: Mapping[str, Sequence[Any]], where: str) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        for modality, (name, part) in {
+            "image": ("images", "image_processor"),
+            "video": ("videos", "video_processor"),
+        }.items():
+            if not media.get(modality):
+                continue
+            if getattr(self._processor, part, None) is None:
+                raise UnreadableMediaError(
+                    f"{where}: {len(media[modality])} {modality}s, but the processor has no {part} "
+                    "(video processors of transformers need torchvision)"
+                )
+            arguments[name] = [list(media[modality])]
+        return arguments
+
+    def _check_counts(self, replaced: Sequence[Mapping[str, Any]], media: Mapping[str, Sequence[Any]], where: str) -> None:
+        for modality, items in media.items():
+            placed = sum(1 for one in replaced if one["type"] == modality)
+            if placed != len(items):
+                raise MediaMismatchError(
+                    f"{where}: {len(items)} {modality}s, but the text has {placed} {modality} placeholders"
+                )
+
+    def _extents(self, offsets: Any, replaced: Sequence[Mapping[str, Any]]) -> Extents:
+        return token_extents(offsets, [(*one["span"], len(one["replacement"])) for one in replaced])
+
+    def _types(self, ids: np.ndarray, extents: Extents | None, replaced: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        types = np.zeros(len(ids), np.int64)
+        for modality, token in self._adapter.media_tokens.items():
+            # Without offsets a spelled token can't be told apart; the layout check that follows refuses a wrong count.
+            if extents is None:
+                types[ids == token] = TYPE_CODES[modality]
+                continue
+            for one in replaced:
+                if one["type"] == modality:
+                    span = extents.overlapping(*one["new_span"])
+                    types[span][ids[span] == token] = TYPE_CODES[modality]
+        return types
+
+    def _tokenized_again(
+        self, text: str, replaced: Sequence[Mapping[str, Any]], fields: Mapping[str, Any], spelled: Any, where: str
+    ) -> Processed:
+        """Return the tokens of a text that spells control strings: expanded first, then put back."""
+        known = {field.name for field in self._adapter.fields.of_kind("token")}
+        derived = sorted(known & set(fields))
+        if derived:
+            raise MediaMismatchError(f"{where}: text spells a media token, and {derived[0]!r} can't be told it is text")
+        pieces, last = [], 0
+        for one in replaced:
+            pieces += [text[last : one["span"][0]], one["replacement"]]
+            last = one["span"][1]
+        hidden = "".join([*pieces, text[last:]])
+        return self._tokenized(self._shield.restore(hidden), hidden, replaced, fields, self._shield.places(hidden))
+
+    def _tokenized(
+        self, text: str, hidden: str, replaced: Sequence[Mapping[str, Any]], fields: Mapping[str, Any], spelled: Any
+    ) -> Processed:
+        """Return the tokens of an expanded text; `spelled` are places in it."""
+        out = self._tokenizer(text, return_offsets_mapping=self._has_offsets, **self.text_arguments(hidden))
+        ids = np.asarray(out["input_ids"], np.int64)
+        extents = self._extents(out["offset_mapping"], replaced) if self._has_offsets else None
+        literal = None if extents is None and spelled else np.zeros(len(ids), bool)
+        if extents is not None and literal is not None:
+            for span in spelled:
+                literal[extents.overlapping(*span)] = True
+        return Processed(ids=ids, types=self._types(ids, extents, replaced), media=fields, extents=extents, literal=literal)

@@ -1,0 +1,42 @@
+"""Strategy "prefix": render the conversation up to and including each assistant message, and compare."""
+
+from .edges import content_start, turn_stop
+from .job import MaskJob, NotApplicable, Turn
+
+
+def prefix_turns(job: MaskJob) -> list[Turn]:
+    """Return the turns between the renderings of the conversation before and behind each assistant message.
+
+    Raises:
+        NotApplicable: a rendering that is no beginning of the whole (a template that strips thinking from earlier turns, or
+            looks at the last message), a conversation cut short that the template refuses, or a turn without its markers.
+    """
+    preset, extents = job.markers(), job.characters()
+    turns = []
+    for number, place in enumerate(job.assistant_places):
+        start = len(beginning(job, place)) if place else 0
+        stop = len(beginning(job, place + 1))
+        if not place:  # the template may write a system turn of its own first
+            found = [at for header in preset.assistant if (at := job.text.find(header, 0, stop)) >= 0]
+            start = min(found, default=0)
+        first = content_start(job.text, start, stop, preset)
+        if first is None:
+            raise NotApplicable(f"message {place} does not begin with {' or '.join(map(repr, preset.assistant))}")
+        last = turn_stop(job.text, first, stop, preset)
+        if last is None:
+            raise NotApplicable(f"message {place} does not end with {' or '.join(map(repr, preset.ends))}")
+        turns.append(Turn(*extents.tokens(first, last), number))
+    return turns
+
+
+def beginning(job: MaskJob, count: int) -> str:
+    """Return the rendering of the first `count` messages, which must be a beginning of the whole."""
+    if count == len(job.messages):
+        return job.text
+    try:
+        text = job.renderer.render(job.messages[:count])
+    except ValueError as error:
+        raise NotApplicable(f"the template refuses the first {count} messages alone: {error}") from error
+    if not job.text.startswith(text):
+        raise NotApplicable(f"the first {count} messages alone render differently than inside the whole conversation")
+    return text
