@@ -18,7 +18,7 @@ POLISH, PARTNERS = 200, 4
 #: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
 LARGE = 40_000
 #: A plan this near its bound is not worth another way to fill or another number of micro-batches.
-NEAR = 0.002
+NEAR = 0.001
 #: Capacities tried by the fallback.
 MULTIFIT = 8
 

@@ -13,9 +13,12 @@ from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ra
 from .table import Ints
 
 #: Partners among which a pack chooses the cheapest exchange.
-CHOICES = 3
+CHOICES = 16
 #: Times that the packs of a rank are ordered and evened out, then those of an index.
-RANK_PASSES, INDEX_PASSES = 8, 3
+RANK_PASSES, INDEX_PASSES = 16, 6
+
+#: Times that ranks which no other can relieve give by force, and how many of them each time.
+FORCED, FORCED_RANKS = 4, 64
 
 Bools = npt.NDArray[np.bool_]
 
@@ -24,7 +27,7 @@ def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bin
     """Ranks above the tolerance give samples away; everything else stays."""
     limit = loosened(problem, bound)
     rank_of = problem.home.copy()
-    _balance(problem, rank_of, limit, count, np.ones(len(rank_of), np.bool_))
+    _balance_by_force(problem, rank_of, limit, count)
     bins = _pack_at_home(problem, rank_of, count, reserve, limit)
     if bins is None:
         return None
@@ -65,6 +68,24 @@ def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: B
             rank_of,
         )
     )
+
+
+def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -> None:
+    """`_balance`; a rank that no other can relieve gives a heavy sample to one with little, which then gives in turn."""
+    movable = np.ones(len(rank_of), np.bool_)
+    for _ in range(FORCED):
+        if not _balance(problem, rank_of, limit, count, movable) or problem.allowed is not None:
+            return
+        load = np.bincount(rank_of, problem.weight, minlength=problem.num_ranks).astype(np.int64)
+        takers = np.argsort(load, kind="stable")
+        for rank, taker in zip(takers[::-1][:FORCED_RANKS], takers, strict=False):
+            surplus = load[rank] - limit
+            if surplus <= 0 or load[taker] > limit:
+                break
+            items = np.flatnonzero((rank_of == rank) & movable & (problem.weight >= surplus) & (problem.weight <= limit))
+            if len(items):
+                index = items[np.argmin(problem.nbytes[items])]
+                rank_of[index], movable[index] = taker, False
 
 
 def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, limit: int) -> Bins | None:
@@ -134,9 +155,9 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
             return bins
     _order_at_home(problem, bins)
     for _ in range(INDEX_PASSES):
-        if not _lower(problem, bins, limit, "index"):
+        if not _lower(problem, bins, limit, "all"):
             break
-        _lower(problem, bins, limit, "all")
+        _lower(problem, bins, limit, "index")
         _order_at_home(problem, bins)
     return bins
 
@@ -239,7 +260,7 @@ def _lower(problem: Problem, bins: Bins, limit: int, between: str) -> bool:
         price=None if between == "rank" else _price(problem, bins),
         rounds=2 * ROUNDS,
         patience=count if between == "rank" else PATIENCE,
-        choices=1 if between == "rank" else CHOICES,
+        choices=1 if between == "rank" or problem.num_phases > 1 else CHOICES,
     )
     return True
 

@@ -9,14 +9,14 @@ from ...core.errors import InfeasiblePlanError
 from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
-from .free import LARGE, NEAR, fit, free_microbatch, free_step, pack
+from .free import LARGE, NEAR, fit, free_microbatch, free_step
 from .minimal import loosened, minimal_microbatch, minimal_step
 from .problem import Problem
 
 #: The same for large steps, where another number costs more time than it saves.
 NEAR_WHEN_LARGE = 0.01
 #: A plan that moves at most so many times the bytes that it must is not worth another number of micro-batches.
-FEW_BYTES = 2
+FEW_BYTES = 1.4
 #: Most numbers of micro-batches that are solved in full once one was found to work.
 MORE = 4
 #: Up to so many samples times counts, a pipeline's search tries every number of micro-batches.
@@ -114,7 +114,7 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
         return True
     if value > bound + int(bound * near):
         return False
-    if config.movement == "free" or config.sync == "step" or len(problem.size) > LARGE:
+    if config.movement == "free" or len(problem.size) > LARGE:
         return True
     # More room in the packs may leave more samples at home.
     moved = int(problem.nbytes[best.rank != problem.home].sum())
@@ -159,19 +159,21 @@ def attempt(problem: Problem, count: int, bound: int) -> Assignment | None:
         found = None if bins is None else finish(problem, bins)
         if found is not None:
             return found
-    return None if step or not flags or problem.allowed is not None else _segregate(problem, count)
+    return None if step or not flags else _segregate(problem, count)
 
 
 def _segregate(problem: Problem, count: int) -> Assignment | None:
     """Micro-batches of one set of media each: dummies only fill packs that are empty. The last resort."""
     whole = Bins.empty(problem, count, False)
+    free = problem.config.movement == "free" and problem.allowed is None
+    build = free_microbatch if free else minimal_microbatch
     used = 0
     for flags in np.unique(problem.media):
         index = np.flatnonzero(problem.media == flags)
         part = problem.subset(index)
-        need = bounds.fewest_microbatches(part)
+        bound, need = bounds.objective(part), bounds.fewest_microbatches(part)
         while used + need <= count:
-            bins = pack(part, need, False)
+            bins = build(part, need, False, bound)
             if bins is not None:
                 whole.bin_of[index] = bins.bin_of // need * count + bins.bin_of % need + used
                 break

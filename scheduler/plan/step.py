@@ -66,3 +66,6 @@ def warm_up() -> None:
                 config = PlanConfig(max_tokens=150, sync=sync, movement=movement, tolerance=0.0)
                 for peers in (None, [[1], [2], [0]]):
                     plan_step(table, num_ranks=3, config=config, peers=peers)
+        # All at one rank that may send to one other: samples that find no room at home.
+        table = SampleTable.from_lengths(lengths, home=homes * 0, cost=cost)
+        plan_step(table, num_ranks=3, config=PlanConfig(max_tokens=150), peers=[[1], [2], [0]])

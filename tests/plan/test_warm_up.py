@@ -1,0 +1,33 @@
+"""After `warm_up` no plan compiles anything: the first step pays nothing."""
+
+import subprocess
+import sys
+
+CHECK = """
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from evenpack.scheduler.plan import PlanConfig, SampleTable, kernels, plan_step, warm_up
+
+warm_up()
+compiled = {name: len(value.signatures) for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
+rng = np.random.default_rng(0)
+for phases in (1, 2):
+    for shape in (0.4, 1.4):
+        lengths = np.minimum(np.exp(rng.normal(2.5, shape, 90)).astype(int) + 1, 100)
+        cost = lengths[:, None] * rng.integers(1, 9, (90, phases))
+        table = SampleTable.from_lengths(lengths, cost=cost, home=rng.integers(0, 4, 90), media=rng.integers(0, 2, 90))
+        for sync in ("step", "microbatch"):
+            for movement in ("minimal", "free"):
+                for stages, peers, nodes in ((1, None, None), (3, None, [0, 1, 0, 1]), (1, [[1], [2], [3], [0]], None)):
+                    config = PlanConfig(max_tokens=100, sync=sync, movement=movement, pipeline_stages=stages,
+                                        dummy_tokens={"image": 4}, trained_modalities=("image",))
+                    plan_step(table, num_ranks=4, config=config, peers=peers, node_of_rank=nodes)
+after = {name: len(value.signatures) for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
+print({name: (compiled[name], after[name]) for name in compiled if compiled[name] != after[name]})
+print([name for name, count in after.items() if count > 2])
+"""
+
+
+def test_nothing_is_compiled_after_the_warm_up():
+    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["{}", "[]"]
