@@ -184,8 +184,22 @@ def build_problem(
 
 
 def descending(values: Ints) -> Ints:
-    """Stable order, largest first."""
-    return np.argsort(-values, kind="stable")
+    """Stable order of values that are not negative, largest first.
+
+    Value and position share one integer where they fit: sorting integers is several times faster than a stable argsort.
+
+    Example:
+        >>> descending(np.array([3, 9, 3, 5])).tolist()
+        [1, 3, 0, 2]
+    """
+    count = len(values)
+    if count == 0 or int(values.max()) >= 2 ** (62 - count.bit_length()):
+        return np.argsort(-values, kind="stable")
+    bits = count.bit_length()
+    keys = ((values.max() - values) << bits) | np.arange(count)
+    keys.sort()
+    order: Ints = keys & ((1 << bits) - 1)
+    return order
 
 
 def _columns(table: SampleTable) -> dict[str, Ints]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["table", "step", "finish", "bounds", "fixed"]
+MODULES = ["table", "step", "finish", "bounds", "fixed", "problem"]
 
 
 @pytest.mark.parametrize("name", MODULES)
