@@ -98,4 +98,4 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             elif isinstance(own, dict):
                 assert isinstance(value, dict)
                 changes[name] = {**value, **own}
-        return msgspec.structs.replace(self, **changes)  # type: ignore[arg-type]
+        return msgspec.structs.replace(self, **changes)

@@ -20,7 +20,8 @@ def packed_loss(
     whatever pack they lie in. Where a wrapper averages gradients over replicas ("mean"), their number is multiplied in.
 
     Args:
-        logits: `[1, T, V]`, row t predicting the target at t. Computed in fp32, in fp64 where they are fp64.
+        logits: `[1, T, V]`, row t predicting the target at t; of a context-parallel shard, this rank's slots. Computed in
+            fp32, in fp64 where they are fp64.
         batch: the pack, on the logits' device.
         divisor: `loss_divisor` of the step; 0 gives loss 0.
         num_replicas: ranks over which the wrapper averages gradients.
@@ -34,6 +35,9 @@ def packed_loss(
     """
     check_literal("reduce", reduce, ("mean", "sum"))
     labels, weights = batch.labels, batch.loss_mask
+    if logits.ndim == 3 and logits.shape[1] != labels.shape[1]:
+        # The model cut the row itself: its logits are this rank's slots, the shard still holds the whole row.
+        labels, weights = batch.local(labels), batch.local(weights)
     if logits.ndim != 3 or logits.shape[:2] != labels.shape:
         raise ValueError(f"logits must be [1, {labels.shape[1]}, vocabulary], got {list(logits.shape)}")
     wide = logits if logits.dtype == torch.float64 else logits.float()

@@ -22,7 +22,7 @@ def waiting_outliers(gathered: Gathered, *, num_ranks: int, limit: int) -> np.nd
     """
     cost = gathered.rows["cost"].astype(np.int64).sum(axis=1)
     waited = note_of(gathered.rows)
-    waits = cost * num_ranks > cost.sum()
+    waits: np.ndarray = cost * num_ranks > cost.sum()
     outliers = np.flatnonzero(waits)
     oldest_first = outliers[np.argsort(-waited[outliers], kind="stable")]
     waits[oldest_first[: len(outliers) // num_ranks * num_ranks]] = False

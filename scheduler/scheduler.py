@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from .. import __version__
+from .. import __version__  # pyright: ignore[reportMissingImports]
 from ..core import Field
 from ..models import ModelAdapter
 from ..models.cost import CostCoefficients
@@ -178,7 +178,8 @@ class PackingScheduler(Iterator[PackedStep]):
         per_step = self._config.samples_per_step
         if per_step is None:
             raise TypeError("steps that are not counted in samples per rank have no length known beforehand")
-        samples = len(self._source if isinstance(self._source, LoaderSource) else self._original)
+        sized: Any = self._source if isinstance(self._source, LoaderSource) else self._original
+        samples = len(sized)
         return -(-samples // per_step) if self._config.on_exhausted == "drain" else samples // per_step
 
     def calibrate(self, observations: Sequence[Observation]) -> CostFit:

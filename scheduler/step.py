@@ -150,7 +150,7 @@ class PackedStep(Sequence[PackedBatch]):
         dummies = self._dummies(index)
         scales = None
         if config.loss_average == "sample":
-            scales = [1.0 / self._weights[row] if self.table.loss_tokens[row] else 0.0 for row in rows]
+            scales = [1.0 / float(self._weights[row]) if self.table.loss_tokens[row] else 0.0 for row in rows]
             scales += [0.0] * len(dummies)
         align = config.segment_align(context.cp_size)
         batch = pack_samples(

@@ -78,7 +78,7 @@ def _run_threads(fn: Callable[[int, int], Any], num_ranks: int, timeout: float) 
     registry, store = HubRegistry(timeout), dist.HashStore()
     outcomes: list[_Outcome] = [(float("inf"), _Raised(RankError(f"rank {r} did not return"))) for r in range(num_ranks)]
     # Without isolation, the second group of a name that another thread registered is refused.
-    isolate = getattr(torch._C._distributed_c10d, "_set_thread_isolation_mode", lambda _: None)
+    isolate = getattr(getattr(torch._C, "_distributed_c10d", None), "_set_thread_isolation_mode", lambda _: None)
     isolate(True)
     threaded._install_threaded_pg()
 

@@ -76,8 +76,9 @@ class LoaderSource:
     def _record(self) -> dict[str, Any]:
         states: dict[str, Any] = {"global": torch.get_rng_state(), "opened": self._opened}
         states.update({name: generator.get_state() for name, generator in self._generators().items()})
-        if hasattr(self._loader.sampler, "epoch"):
-            states["epoch"] = self._loader.sampler.epoch
+        epoch = getattr(self._loader.sampler, "epoch", None)
+        if epoch is not None:
+            states["epoch"] = epoch
         return states
 
     def _restore(self, states: dict[str, Any]) -> None:
@@ -91,4 +92,5 @@ class LoaderSource:
             if name in states:
                 generator.set_state(states[name])
         if "epoch" in states:
-            self._loader.sampler.epoch = states["epoch"]  # type: ignore[attr-defined]
+            sampler: Any = self._loader.sampler
+            sampler.epoch = states["epoch"]

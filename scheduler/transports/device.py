@@ -27,7 +27,7 @@ class DeviceTransport:
     def __init__(self, group: Any, *, device: torch.device, peers: list[list[int]], timeout: float) -> None:
         self.rank: int = group.rank()
         self.num_ranks: int = group.size()
-        self._group = group
+        self._group: Any = group
         self._device = device
         self._peers = set(peers[self.rank])
         self._timeout = timeout

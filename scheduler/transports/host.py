@@ -21,7 +21,7 @@ class HostTransport:
     def __init__(self, group: Any, *, timeout: float, pin: bool = False) -> None:
         self.rank: int = group.rank()
         self.num_ranks: int = group.size()
-        self._group = group
+        self._group: Any = group
         self._timeout = timeout
         self._pin = pin
         self._aborted = False

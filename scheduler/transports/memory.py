@@ -2,11 +2,15 @@
 
 import threading
 from collections.abc import Hashable
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 
 from .base import Aborted, TransportError
+
+
+T = TypeVar("T")
 
 
 class MemoryHub:
@@ -111,12 +115,12 @@ class MemoryTransport:
         self.aborted = True
         self._hub.leave(self.rank)
 
-    def _meet(self, payload):  # type: ignore[no-untyped-def]
+    def _meet(self, payload: T) -> list[T]:
         if self.aborted:
             raise Aborted(f"round {self._turn}")
         present = self._hub.meet(self.rank, self._turn, payload, self)
         self._turn += 1
-        return [present[rank] for rank in range(self.num_ranks)]
+        return [cast(T, present[rank]) for rank in range(self.num_ranks)]
 
 
 class HubRegistry:
