@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..core import UnsafeModelError
+from .plain_attention import plain_attention
 
 #: Name under which the function is registered with transformers.
 VARLEN_ATTENTION = "evenpack_varlen"
@@ -55,6 +56,8 @@ def varlen_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     sliding_window: int | None = None,
     position_ids: torch.Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within each segment.
@@ -71,23 +74,24 @@ def varlen_attention(
         cu_seq_lens_q: integers [S + 1], boundaries of the row; None for a batch that is not packed.
         sliding_window: how many tokens back, itself included, a token sees.
         position_ids: text positions, [1, T]; read only to refuse a pack that comes without boundaries.
+        softcap: cap of the scores.
+        s_aux: attention sinks, one score per head.
 
     Returns:
         The output [B, T, H, D_v], and None in place of the weights.
 
     Raises:
-        UnsafeModelError: a pack without boundaries, boundaries that do not fit the row, or a feature of the layer that this
-            function does not compute (soft capping, attention sinks, position bias).
+        UnsafeModelError: a pack without boundaries, boundaries that do not fit the row, or a position bias, which this function
+            does not compute.
     """
-    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
-    if unsupported:
-        raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute {unsupported}, which {type(module).__name__} uses")
+    if kwargs.get("position_bias") is not None:
+        raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute position_bias, which {type(module).__name__} uses")
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     lengths = segment_lengths(query, key.shape[2], attention_mask, cu_seq_lens_q, position_ids, causal)
     parts = [(query, key, value)]
     if lengths is not None:
         parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
-    outputs = [attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window) for q, k, v in parts]
+    outputs = [attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window, softcap, s_aux) for q, k, v in parts]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2).contiguous(), None
 
@@ -145,11 +149,16 @@ def attend(
     dropout: float,
     causal: bool,
     window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend within one segment, [B, H, L, D]."""
     size, keys = query.shape[2], key.shape[2]
-    if mask is None and causal and (size != keys or (window is not None and window < size)):
+    written_out = softcap is not None or sinks is not None
+    if mask is None and causal and (written_out or size != keys or (window is not None and window < size)):
         mask = causal_mask(size, keys, window, query.device)
+    if written_out:
+        return plain_attention(query, key, value, mask, scaling, dropout, softcap, sinks)
     return F.scaled_dot_product_attention(
         query,
         key,

@@ -1,5 +1,6 @@
 """Set a transformers model up so that packs run exactly, and refuse one that would mix segments silently."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,8 @@ def check_model(model: nn.Module) -> None:
     unknown = sorted(set(kinds or ()) - KNOWN_LAYERS)
     if unknown:
         raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
+    if drops_window(decoder):
+        raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
     leaking = leaking_layers(decoder)
     if leaking:
         raise UnsafeModelError(
@@ -128,3 +131,13 @@ def attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         config = getattr(module, "config", None)
         if config is not None and hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention"):
             yield module, str(config._attn_implementation)
+
+
+def drops_window(decoder: Any) -> bool:
+    """Whether a decoder has a sliding window that its attention layers do not hand on to the attention function."""
+    config = getattr(decoder, "config", None)
+    window, longest = (getattr(config, name, None) for name in ("sliding_window", "max_position_embeddings"))
+    if window is None or not hasattr(type(config), "sliding_window") or (longest is not None and window >= longest):
+        return False
+    layers = {type(module) for module, _ in attention_layers(decoder)}
+    return any("sliding_window" not in inspect.getsource(inspect.unwrap(layer.forward)) for layer in layers)

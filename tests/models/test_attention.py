@@ -97,8 +97,7 @@ def test_a_pack_takes_no_cache():
         ({"cu_seq_lens_q": boundaries([3, 4])}, "boundaries of 7 tokens"),
         ({"cu_seq_lens_q": boundaries(), "attention_mask": torch.ones(1, 1, 19, 19)}, "with an attention mask"),
         ({"position_ids": torch.cat([torch.arange(9), torch.arange(10)])[None]}, "cu_seq_lens_q is not given"),
-        ({"softcap": 30.0}, "softcap"),
-        ({"s_aux": torch.zeros(4)}, "s_aux"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
     ],
 )
 def test_refused(arguments, said):
