@@ -249,3 +249,15 @@ def test_dummies_reach_every_tower_and_teach_nothing(pair):
     assert all(float(with_dummies[name].abs().max()) == 0 for name in added)
     scale = max(float(g.abs().max()) for g in alone_.values())
     assert largest(list(alone_.values()), [with_dummies[name] for name in alone_]) / scale <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_a_prepared_model_generates_as_before(family):
+    """Evaluation between steps: prefill and decoding with a cache, image included."""
+    stock, prepared = tiny.tiny_model(family), prepare_model(tiny.tiny_model(family))
+    raw = samples_for(adapter_for(stock.config), media=(2,))[0]
+    given = {name: value[None] if name.endswith("_ids") else value for name, value in raw.items()}
+    settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    mask = torch.ones_like(given["input_ids"])
+    want, got = (model.generate(**given, attention_mask=mask, **settings) for model in (stock, prepared))
+    assert torch.equal(want, got)
