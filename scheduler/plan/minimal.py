@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from . import kernels
 from .bins import Bins
-from .free import TRIES, fill_costly, fit, usual_rate
+from .free import LARGE, TRIES, fill_costly, fit, usual_rate
 from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
@@ -131,15 +131,37 @@ def _place_anywhere(problem: Problem, bins: Bins, rest: Ints, deficit: Ints, cos
 
 
 def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
-    """Costly micro-batches first; then ranks even out their sums, pack at home, and exchange what is still too much."""
-    ranks = problem.num_ranks
+    """Costly micro-batches first; then ranks even out their sums, pack at home, and exchange what is still too much.
+
+    Two ways to share the heavy samples are tried: only those that fit no other micro-batch, or one for every rank.
+    """
     limit = loosened(problem, bound)
+    best, least = None, (0, 0)
+    for every in (True,) if len(problem.size) > LARGE else (False, True):
+        bins = _build(problem, count, reserve, limit, every)
+        if bins is None:
+            continue
+        value = _sum_of_largest(problem, bins)
+        merit = max(value, limit), int(problem.nbytes[bins.bin_of // count != problem.home].sum())
+        if best is None or merit < least:
+            best, least = bins, merit
+        if value <= limit:
+            break
+    return best
+
+
+def _sum_of_largest(problem: Problem, bins: Bins) -> int:
+    return int(bins.loads(problem).reshape(problem.num_ranks, bins.count, -1).max(axis=0).sum())
+
+
+def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool) -> Bins | None:
+    ranks = problem.num_ranks
     bins = Bins.empty(problem, count, reserve)
     rank_of = problem.home.copy()
     goal = np.zeros((ranks, count, problem.num_phases), np.int64)
-    first = fill_costly(problem, bins, goal, partial(_fill_at_home, rank_of))
+    first = fill_costly(problem, bins, goal, partial(_fill_at_home, rank_of, every))
     rest = np.flatnonzero(bins.bin_of < 0)
-    spent = int(bins.loads(problem).reshape(ranks, count, -1).max(axis=0).sum())
+    spent = _sum_of_largest(problem, bins)
     mean = -(-int(problem.weight[rest].sum()) // ranks)
     allowed = max(limit - spent, mean + int(mean * problem.config.tolerance))
     heavy = problem.weight * 2 > mean // max(count - first, 1)
@@ -149,12 +171,15 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
             break
     if not _fill_rest(problem, bins, goal, rank_of, first):
         return None
-    for _ in range(RANK_PASSES):
+    shorter = 1 if problem.num_phases == 1 else 4
+    for _ in range(RANK_PASSES // shorter):
         _order_at_home(problem, bins)
         if not _lower(problem, bins, limit, "rank"):
             return bins
     _order_at_home(problem, bins)
-    for _ in range(INDEX_PASSES):
+    if not every and _sum_of_largest(problem, bins) > loosened(problem, limit):
+        return bins  # too far away: the other way to share heavy samples is worth more than exchanges
+    for _ in range(max(INDEX_PASSES // shorter, 2)):
         if not _lower(problem, bins, limit, "all"):
             break
         _lower(problem, bins, limit, "index")
@@ -163,9 +188,9 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
 
 
 def _fill_at_home(
-    rank_of: Ints, problem: Problem, bins: Bins, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int
+    rank_of: Ints, every: bool, problem: Problem, bins: Bins, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int
 ) -> None:
-    """Fill a costly micro-batch: one of its heaviest samples on every rank, and at home what costs most per token."""
+    """Fill a costly micro-batch: one of its heaviest samples on a rank (`every`: on all), then at home the densest."""
     ranks, count = problem.num_ranks, bins.count
     by_bytes = heads[np.argsort(-problem.nbytes[heads], kind="stable")]
     _, first = np.unique(problem.home[by_bytes], return_index=True)
@@ -173,6 +198,10 @@ def _fill_at_home(
     keep[first] = True
     without = np.setdiff1d(np.arange(ranks), problem.home[by_bytes[keep]])
     movers = by_bytes[~keep]
+    if not every:
+        # What is too heavy for the other micro-batches has to share this one; lighter ones may stay where they are.
+        level = int(problem.cost[bins.bin_of < 0, phase].sum()) // (ranks * (count - index))
+        movers = movers[problem.cost[movers, phase] > level]
     if problem.allowed is None:
         rank_of[movers] = without[: len(movers)]
     deficit = goal.reshape(ranks * count, -1)

@@ -45,7 +45,7 @@ def exchange(
         bins.places,
         bins.bin_of,
         rounds,
-        BUDGET,
+        BUDGET if problem.num_phases == 1 else BUDGET // 4,
         patience,
         choices,
         problem.home,
