@@ -1,5 +1,8 @@
 """Costs are integers, read off configurations or fitted to measured times."""
 
+import doctest
+import importlib
+
 import numpy as np
 import pytest
 from scipy.optimize import nnls
@@ -153,3 +156,9 @@ def test_least_squares_equals_the_reference():
     for _ in range(50):
         matrix, target = rng.normal(size=(12, 5)), rng.normal(size=12)
         assert np.allclose(nonnegative_least_squares(matrix, target), nnls(matrix, target)[0], atol=1e-9)
+
+
+def test_docstring_example():
+    module = importlib.import_module("evenpack.scheduler.cost")
+    result = doctest.testmod(module)
+    assert result.attempted > 0 and result.failed == 0
