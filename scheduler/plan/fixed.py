@@ -21,7 +21,7 @@ def plan_fixed(
     num_ranks: int,
     config: PlanConfig,
     cp_size: int = 1,
-    enforce: bool = True,
+    enforce: bool = False,
 ) -> StepPlan:
     """Return the plan of a given assignment, in its own order.
 
@@ -32,10 +32,11 @@ def plan_fixed(
         num_ranks: R.
         config: settings; `num_microbatches` must be set.
         cp_size: context-parallel size.
-        enforce: refuse packs above the capacity or `max_segments`; without, they are described as they are.
+        enforce: refuse packs above the capacity or `max_segments`; without, they are described as they are and `padded`
+            shows them.
 
     Raises:
-        InfeasiblePlanError: a pack above the capacity or the segment limit, dummies counted.
+        InfeasiblePlanError: with `enforce`, a pack above the capacity or the segment limit, dummies counted.
 
     Example:
         >>> table = SampleTable.from_lengths([6, 4, 3], home=[0, 1, 1])

@@ -162,8 +162,8 @@ def test_a_given_assignment_is_described_or_refused():
     config = PlanConfig(max_tokens=6, num_microbatches=1)
     rank, first = table.home, np.zeros(3, np.int64)
     with pytest.raises(InfeasiblePlanError, match=r"rank 1, micro-batch 0 holds 7 padded tokens.*capacity of 6"):
-        plan_fixed(table, rank, first, num_ranks=2, config=config)
-    found = plan_fixed(table, rank, first, num_ranks=2, config=config, enforce=False)
+        plan_fixed(table, rank, first, num_ranks=2, config=config, enforce=True)
+    found = plan_fixed(table, rank, first, num_ranks=2, config=config)
     assert found.padded.tolist() == [[6], [7]] and found.moved_bytes == 0
     with pytest.raises(ValueError, match=r"needs config\.num_microbatches"):
         plan_fixed(table, rank, first, num_ranks=2, config=PlanConfig(max_tokens=6))
