@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from .. import __version__
+from . import index, masks
 
 #: Modules of the subcommands, in the order of the help page.
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (masks, index)
 
 
 def build_parser() -> argparse.ArgumentParser:

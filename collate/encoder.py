@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import torch
 
-from ..core import Field, FieldSet, OversizeSampleError, Sample, UndeclaredFieldError
+from ..core import Field, FieldSet, OversizeSampleError, Sample, SampleError, UndeclaredFieldError
 from ..models.adapter import ModelAdapter
 from .batch import PackedBatch
 from .encoding.conversation import Conversation, read_example
 from .encoding.errors import ConversationError
+from .encoding.measure import Measure, Measured
 from .encoding.media import decoded, open_image
 from .encoding.process import Processed, TextProcessor
 from .encoding.render import ChatRenderer
@@ -33,9 +34,9 @@ VERSION = 1
 class SampleEncoder:
     """Encodes examples for one model family, the same way for every data source.
 
-    Hugging Face datasets take it as `dataset.map(encoder.encode)`, a loader as `collate_fn=encoder.encode_list`, and
-    Megatron-Energon through `integrations.energon`. A family whose processor needs help subclasses it and overrides
-    `process`, `finish`, or both.
+    Streaming Hugging Face datasets take it as `dataset.map(encoder.encode)`, tables as `dataset.map(encoder.encode_row)`, a
+    loader as `collate_fn=encoder.encode_list`, and Megatron-Energon through `integrations.energon`. A family whose processor
+    needs help subclasses it and overrides `process`, `finish`, or both.
 
     Args:
         processor: a processor of `transformers`, or a tokenizer for text alone.
@@ -85,6 +86,7 @@ class SampleEncoder:
         self._folder = None if folder is None else Path(folder)
         self._shield = Shield([*(self.preset.literals if self.preset else ()), *media_strings(processor)])
         self._process = TextProcessor(processor, adapter, self.config, self._shield)
+        self._measure = Measure(self, self._shield, self._process, self._folder)
         self._encoded = 0
 
     @property
@@ -127,6 +129,16 @@ class SampleEncoder:
             return None
         return self.finish(self._sample(written, processed, trained, weights), written.conversation)
 
+    def encode_row(self, example: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode one example for `Dataset.map`, which writes a table: every declared field is there, None where absent.
+
+        A table takes its columns from the first row, so a field that only later rows have would be lost. The row of an
+        example that a policy drops has None in every field, for `Dataset.filter`. Streaming datasets and loaders write no
+        table, keep tensors as they are, and take `encode` or `encode_list`.
+        """
+        sample = self.encode(example) or {}
+        return {field.name: sample.get(field.name) for field in self.adapter.fields}
+
     def encode_list(self, examples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Encode several examples, those that a policy drops left out; a `collate_fn` for loaders that feed a scheduler."""
         return [sample for sample in map(self.encode, examples) if sample is not None]
@@ -164,6 +176,19 @@ class SampleEncoder:
             for at, item in enumerate(media["image"])
         ]
         return self._process(written.text, media, where)
+
+    def measure(self, examples: Sequence[Mapping[str, Any]], first: int = 0) -> list[Measured | SampleError]:
+        """Return how long samples would be, and the grids of their images, without decoding a pixel.
+
+        Args:
+            examples: as for `encode`.
+            first: number of the first one, for error messages.
+
+        Returns:
+            One entry per example, in order: its measure, or the error by which `encode` would refuse it (damaged pixels
+            and masks are not looked at).
+        """
+        return self._measure(examples, first)
 
     def mask(self, written: Written, processed: Processed) -> tuple[TrainedTurns, np.ndarray]:
         """Return what the assistant says, and the weight of each token, float32 [L]; media tokens weigh 0."""

@@ -6,6 +6,8 @@ if __name__ != "evenpack.scheduler":
 from .config import SchedulerConfig
 from .cost import CostModel
 from .groups import ProcessGroups
+from .offline import OfflineIndex
+from .offline_plan import OfflineConfig
 from .plan import PlanConfig, SampleTable, StepPlan, plan_step
 from .scheduler import PackingScheduler
 from .stats import StepStats
@@ -13,6 +15,8 @@ from .step import PackedStep
 
 __all__ = [
     "CostModel",
+    "OfflineConfig",
+    "OfflineIndex",
     "PackedStep",
     "PackingScheduler",
     "PlanConfig",

@@ -89,12 +89,12 @@ class TextProcessor:
         spelled = self._shield.places(text)
         if not self.is_multimodal:
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
+        self._check_counts(text, media, where)
         arguments = self._media_arguments(media, where)
         if spelled and not any(media.values()):
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
         out = self._call(text, arguments, where)
         replaced = next(iter(out.get("text_replacement_offsets") or [[]]))
-        self._check_counts(replaced, media, where)
         fields = {name: value for name, value in out.items() if name not in (*WORKING, "input_ids")}
         if spelled:
             return self._tokenized_again(text, replaced, fields, spelled, where)
@@ -139,13 +139,12 @@ class TextProcessor:
             arguments[name] = [list(media[modality])]
         return arguments
 
-    def _check_counts(self, replaced: Sequence[Mapping[str, Any]], media: Mapping[str, Sequence[Any]], where: str) -> None:
+    def _check_counts(self, text: str, media: Mapping[str, Sequence[Any]], where: str) -> None:
         for modality, items in media.items():
-            placed = sum(1 for one in replaced if one["type"] == modality)
+            token = getattr(self._processor, f"{modality}_token", None)
+            placed = text.count(token) if isinstance(token, str) else len(items)
             if placed != len(items):
-                raise MediaMismatchError(
-                    f"{where}: {len(items)} {modality}s, but the text has {placed} {modality} placeholders"
-                )
+                raise MediaMismatchError(f"{where}: {len(items)} {modality}s, but the text has {placed} placeholders for them")
 
     def _extents(self, offsets: Any, replaced: Sequence[Mapping[str, Any]]) -> Extents:
         return token_extents(offsets, [(*one["span"], len(one["replacement"])) for one in replaced])

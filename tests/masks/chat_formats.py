@@ -137,7 +137,8 @@ TEMPLATES = {
     "nemotron": NEMOTRON,
 }
 FURTHER = ("<|begin_of_text|>", "<bos>", "<s>", "[gMASK]", "<sop>", "<｜begin▁of▁sentence｜>", "[THINK]", "[/THINK]", "[TOOL_CALLS]",
-           "[ARGS]", "[/SYSTEM_PROMPT]", "[/AVAILABLE_TOOLS]", "<|end_header_id|>", "<|im_middle|>", "<|endoftext|>")  # fmt: skip
+           "[ARGS]", "[/SYSTEM_PROMPT]", "[/AVAILABLE_TOOLS]", "<|end_header_id|>", "<|im_middle|>", "<|endoftext|>", "<|vision_start|>",
+           "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")  # fmt: skip
 
 
 @cache

@@ -1,0 +1,123 @@
+"""`evenpack index`: build an offline index of a dataset, and show one."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .masks import add_encoder_arguments, make_encoder
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("index", help="build or show an offline index of token counts")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    build = actions.add_parser("build", help="count the tokens of every example, without pixels")
+    build.add_argument("dataset", type=Path, help="a .jsonl file of examples, or a folder that `datasets` saved")
+    build.add_argument("--out", type=Path, required=True, help="folder of the index; a build that broke off goes on there")
+    add_encoder_arguments(build)
+    build.add_argument("--workers", type=int, default=1, help="processes that count (default: 1)")
+    build.add_argument("--chunk", type=int, default=1024, help="examples counted at a time (default: 1024)")
+    build.add_argument("--max-length", type=int, help="most tokens of a sample; longer ones are left out and counted")
+    build.add_argument("--on-error", choices=("error", "skip"), default="error", help="examples that cannot be encoded")
+    build.add_argument("--ignore", nargs="*", default=(), metavar="COLUMN", help="columns of the dataset to leave aside")
+    build.add_argument("--quiet", action="store_true", help="no progress bar")
+    build.set_defaults(run=run_build)
+    show = actions.add_parser("show", help="print what an index holds, and what a plan of it would look like")
+    show.add_argument("index", type=Path, help="folder of the index")
+    show.add_argument("--json", action="store_true", help="as JSON")
+    show.add_argument("--ranks", type=int, help="data-parallel ranks to plan an epoch for")
+    show.add_argument("--max-tokens", type=int, default=8192, help="capacity of a pack (default: 8192)")
+    show.add_argument("--samples-per-step", type=int, default=32, help="samples of each rank in a step (default: 32)")
+    show.add_argument("--sync", choices=("step", "microbatch"), default="step")
+    show.set_defaults(run=run_show)
+
+
+def run_build(arguments: argparse.Namespace) -> int:
+    """Build the index and print what it holds."""
+    from ..scheduler import OfflineIndex
+    from ..scheduler.offline_data import open_dataset
+
+    encoder = make_encoder(
+        arguments,
+        arguments.dataset if arguments.dataset.is_dir() else arguments.dataset.parent,
+        max_length=arguments.max_length,
+        on_oversize="drop",
+        ignored=tuple(arguments.ignore),
+    )
+    index = OfflineIndex.build(
+        arguments.out,
+        open_dataset(arguments.dataset),
+        encoder,
+        workers=arguments.workers,
+        chunk=arguments.chunk,
+        on_error=arguments.on_error,
+        progress=not arguments.quiet,
+    )
+    print(text_of(summary(index)))
+    return 0
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print what an index holds."""
+    from ..scheduler import OfflineIndex
+
+    index = OfflineIndex(arguments.index)
+    shown = summary(index)
+    if arguments.ranks is not None:
+        shown |= plan_summary(index, arguments)
+    print(json.dumps(shown, indent=1) if arguments.json else text_of(shown))
+    return 0
+
+
+def summary(index: Any) -> dict[str, Any]:
+    """Return what an index holds, as plain data."""
+    lengths = index.tokens(np.arange(len(index)))
+    lengths = lengths[lengths > 0]
+    shares = np.percentile(lengths, (50, 90, 99, 100)).astype(int).tolist() if len(lengths) else [0] * 4
+    limits = {name: index.settings.get(name) for name in ("adapter", "min_pixels", "max_pixels", "max_length")}
+    return {
+        "examples": len(index),
+        "left out": {"could not be encoded": index.num_skipped, "too long": index.num_dropped},
+        "tokens": index.num_tokens,
+        "images": index.num_images,
+        "length": dict(zip(("median", "90%", "99%", "longest"), shares, strict=True)),
+        "settings": limits,
+    }
+
+
+def plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the first epoch would look like, planned."""
+    from ..models import adapter_for
+    from ..scheduler import OfflineConfig
+
+    config = OfflineConfig(
+        max_tokens=arguments.max_tokens, samples_per_step=arguments.samples_per_step, sync=arguments.sync, oversize="drop"
+    )
+    planner = index.planner(config, adapter_for(index.settings["adapter"]), num_ranks=arguments.ranks)
+    plans = [step.plan for step in planner.steps(epoch=0)]
+    packs = sum(plan.tokens.size for plan in plans)
+    filled = sum(int(plan.tokens.sum()) for plan in plans)
+    return {
+        "plan": {
+            "steps": len(plans),
+            "packs": packs,
+            "filled": round(filled / max(1, packs * arguments.max_tokens), 4),
+            "imbalance": round(float(np.mean([plan.imbalance for plan in plans])), 4) if plans else None,
+            "dropped": sum(plan.num_dropped for plan in plans),
+        }
+    }
+
+
+def text_of(shown: dict[str, Any]) -> str:
+    """Return plain data as lines of text."""
+    lines = []
+    for name, value in shown.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {one:,}" if isinstance(one, int) else f"{key} {one}" for key, one in value.items())
+        elif isinstance(value, int):
+            value = f"{value:,}"
+        lines.append(f"{name:<9} {value}")
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""How long samples will be, from the processor's arithmetic alone: no pixel is decoded, no tower runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from ...core import MediaMismatchError, SampleError
+from ...models.adapter import ModelAdapter
+from .errors import UnreadableMediaError
+from .media import image_size, open_image
+from .process import TextProcessor
+from .settings import EncoderConfig
+from .shield import Shield
+from .sizes import Grid, ImageRule, grid_of, image_rule
+from .written import Written
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The size of a sample.
+
+    Attributes:
+        tokens: length L, media tokens included.
+        grids: (t, h, w) in patches of each image, in order.
+    """
+
+    tokens: int
+    grids: tuple[Grid, ...]
+
+
+class Writer(Protocol):
+    """What measuring needs of an encoder."""
+
+    adapter: ModelAdapter
+    config: EncoderConfig
+    processor: Any
+    tokenizer: Any
+
+    def write(self, example: Mapping[str, Any], where: str) -> Written:
+        """Read and render an example."""
+        ...
+
+
+class Measure:
+    """Measures examples, many at a time: their texts are tokenized in one call.
+
+    Args:
+        encoder: renders examples.
+        shield: puts control strings back that text spells.
+        process: knows how a text is tokenized.
+        folder: folder that relative paths of images are relative to.
+    """
+
+    def __init__(self, encoder: Writer, shield: Shield, process: TextProcessor, folder: Path | None) -> None:
+        self._encoder = encoder
+        self._shield = shield
+        self._process = process
+        self._folder = folder
+        self._rule: ImageRule | None = None
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]], first: int) -> list[Measured | SampleError]:
+        """See `SampleEncoder.measure`."""
+        out: list[Measured | SampleError] = []
+        texts: list[str] = []
+        grids: list[tuple[Grid, ...]] = []
+        for number, example in enumerate(examples, first):
+            name = example.get("sample_id") if isinstance(example, Mapping) else None
+            where = f"example {number}" if name is None else f"example {number} ({name!r})"
+            try:
+                written = self._encoder.write(example, where)
+                grids.append(self._grids(written, where))
+            except SampleError as error:
+                out.append(error)
+                continue
+            out.append(Measured(0, ()))
+            texts.append(written.text)
+        lengths = iter(zip(self._lengths(texts), grids, strict=True))
+        return [one if isinstance(one, SampleError) else self._measured(*next(lengths)) for one in out]
+
+    def _measured(self, length: int, grids: tuple[Grid, ...]) -> Measured:
+        adapter = self._encoder.adapter
+        features = sum(adapter.token_count("image", grid) for grid in grids)
+        return Measured(length - len(grids) + features, grids)
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        """Return the tokens of each text, an unexpanded placeholder being one."""
+        plain = [self._shield.restore(text) for text in texts]
+        lengths = [0] * len(texts)
+        # Texts that take other arguments are rare: a template writes the beginning of a text, or it does not.
+        for arguments in ({}, {"add_special_tokens": False}):
+            rows = [row for row, text in enumerate(texts) if self._process.text_arguments(text) == arguments]
+            if rows:
+                out = self._encoder.tokenizer([plain[row] for row in rows], return_attention_mask=False, **arguments)
+                for row, ids in zip(rows, out["input_ids"], strict=True):
+                    lengths[row] = len(ids)
+        return lengths
+
+    def _grids(self, written: Written, where: str) -> tuple[Grid, ...]:
+        media = written.conversation.media
+        if media.get("video"):
+            raise UnreadableMediaError(f"{where}: the length of a video is known to its processor alone: give frames as images")
+        images = media.get("image", [])
+        token = getattr(self._encoder.processor, "image_token", None)
+        if isinstance(token, str) and written.text.count(token) != len(images):
+            placed = written.text.count(token)
+            raise MediaMismatchError(f"{where}: {len(images)} images, but the text has {placed} placeholders for them")
+        return tuple(self._grid(image, f"{where}, image {at}") for at, image in enumerate(images))
+
+    def _grid(self, item: Any, where: str) -> Grid:
+        if self._rule is None:
+            image_processor = getattr(self._encoder.processor, "image_processor", None)
+            if image_processor is None:
+                raise UnreadableMediaError(f"{where}: the processor has no image_processor")
+            config = self._encoder.config
+            self._rule = image_rule(image_processor, config.min_pixels, config.max_pixels)
+        image = open_image(item, where, self._folder)
+        try:
+            return grid_of(*image_size(image), self._rule)
+        except ValueError as error:
+            raise UnreadableMediaError(f"{where}: {error}") from error
+        finally:
+            if image is not item and hasattr(image, "close"):
+                image.close()

@@ -1,0 +1,126 @@
+"""`evenpack masks show` and `evenpack index build/show`, from saved processors and files to what is printed."""
+
+import json
+import random
+
+import pytest
+
+from evenpack.cli.main import run
+
+from ..encoder import tiny
+from ..masks.chat_formats import CHATML, with_template
+
+MESSAGES = [
+    {"role": "user", "content": "Say <|im_end|>"},
+    {"role": "assistant", "content": "Yes", "weight": 0.5},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "No", "reasoning_content": "hm"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    with_template(CHATML).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processor_folder(tmp_path_factory):
+    """A processor as a checkpoint holds it, and a config with the small vocabulary's ids."""
+    from transformers import Qwen2_5_VLConfig
+
+    folder = tmp_path_factory.mktemp("processor")
+    tiny.processor().save_pretrained(folder)
+    media = tiny.adapter().media_tokens
+    config = Qwen2_5_VLConfig(image_token_id=media["image"], video_token_id=media["video"])
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rng, lines = random.Random(0), []
+    for number in range(12):
+        tiny.picture(rng).save(folder / f"{number}.png")
+        content = [{"type": "image", "path": f"{number}.png"}, {"type": "text", "text": "What?"}]
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "A cat"}]
+        lines.append(json.dumps({"messages": messages, "sample_id": number, "source": "web"}))
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    return folder / "data.jsonl"
+
+
+def test_masks_show_is_plain_where_there_is_no_terminal(tokenizer_folder, tmp_path, capsys):
+    (tmp_path / "c.json").write_text(json.dumps(MESSAGES))
+    assert run(["masks", "show", str(tmp_path / "c.json"), "--processor", str(tokenizer_folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        "<|im_start|>user",
+        "Say <|im_end|><|im_end|>",
+        "<|im_start|>assistant",
+        "⟦0.5:Yes<|im_end|>⟧",
+        "<|im_start|>user",
+        "Why?<|im_end|>",
+        "<|im_start|>assistant",
+        "⟦<think>",
+        "hm",
+        "</think>",
+        "",
+        "No<|im_end|>⟧",
+        "",
+        "",
+        "24 of 73 tokens train; format chatml, found by: search",
+    ]
+
+
+def test_masks_show_in_colour_and_by_one_strategy(tokenizer_folder, tmp_path, capsys):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": MESSAGES[:2]}) + "\n" + json.dumps({"messages": MESSAGES}))
+    arguments = ["masks", "show", str(tmp_path / "c.jsonl"), "--processor", str(tokenizer_folder), "--color", "always"]
+    assert run([*arguments, "--example", "1", "--strategy", "prefix"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[32m" not in out and "\x1b[2m" in out and "found by: none" in out
+    assert run([*arguments, "--strategy", "search"]) == 0
+    assert "\x1b[32m0.5:Yes<|im_end|>\x1b[0m" in capsys.readouterr().out
+    assert run([*arguments, "--example", "2"]) == 1
+    assert "has 2 examples, asked for 2" in capsys.readouterr().err
+
+
+def test_a_refused_conversation_is_one_line(tokenizer_folder, tmp_path, capsys):
+    (tmp_path / "c.json").write_text("[]")
+    assert run(["masks", "show", str(tmp_path / "c.json"), "--processor", str(tokenizer_folder)]) == 1
+    assert capsys.readouterr().err == "evenpack masks: example 0: 'messages' must be a list of messages, got list []\n"
+
+
+def index_arguments(dataset, processor_folder, out, *more):
+    return [
+        "index", "build", str(dataset), "--out", str(out), "--processor", str(processor_folder),
+        "--model", str(processor_folder),        "--min-pixels", "3136", "--max-pixels", "50000", "--ignore", "source", *more,
+    ]  # fmt: skip
+
+
+def test_index_build_and_show(dataset, processor_folder, tmp_path, capsys):
+    assert run(index_arguments(dataset, processor_folder, tmp_path / "index", "--workers", "2", "--chunk", "5")) == 0
+    out, err = capsys.readouterr()
+    assert "examples  12\n" in out and "images    12\n" in out and "12/12" in err
+    assert run(["index", "show", str(tmp_path / "index"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["settings"] == {"adapter": "qwen2_5_vl", "min_pixels": 3136, "max_pixels": 50000, "max_length": None}
+    encoder = tiny.encoder(ignored=("source",))
+    lines = [json.loads(line) for line in dataset.read_text().splitlines()]
+    encoder._folder = dataset.parent
+    assert shown["tokens"] == sum(len(encoder.encode(line)["input_ids"]) for line in lines)
+    assert (
+        run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--samples-per-step", "3", "--max-tokens", "512"]) == 0
+    )
+    assert "plan      steps 2, packs " in capsys.readouterr().out
+
+
+def test_an_index_of_other_settings_is_refused(dataset, processor_folder, tmp_path, capsys):
+    assert run(index_arguments(dataset, processor_folder, tmp_path, "--quiet")) == 0
+    arguments = index_arguments(dataset, processor_folder, tmp_path)
+    arguments[arguments.index("50000")] = "60000"
+    assert run(arguments) == 1
+    assert "max_pixels was 50000, is 60000" in capsys.readouterr().err
+    assert run(["index", "show", str(tmp_path / "none")]) == 1
+    assert "no offline index" in capsys.readouterr().err
