@@ -9,7 +9,9 @@ part aligned to 16 bytes::
 Nothing is pickled, and a received block is never copied: its tensors are views.
 """
 
+import ctypes
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,15 +20,19 @@ import torch
 
 from ..core import CorruptBlockError, Sample, SampleLayout
 from ..core.fields import TENSOR_DTYPES, dtype_name, dtype_of
-from .checksum import checksum
+from .checksum import checksum, first_broken, seal
 
 WIRE_VERSION = 1
 ALIGN = 16
 
 _MAGIC = b"EVPK"
 _PREFIX = struct.Struct("<4sHHIIQQQQ")
-_CHECKSUM_AT = 32
+_CHECKSUM_WORD = 4
 _SHIFTED = 1
+#: Dtypes that numpy knows under the same name.
+_NUMPY = frozenset(name for name in TENSOR_DTYPES if hasattr(np, name) and name != "bool") | {"bool"}
+_ZEROS = bytes(ALIGN)
+_DTYPES = [dtype_of(name) for name in TENSOR_DTYPES]
 _CODES = {name: code for code, name in enumerate(TENSOR_DTYPES, start=1)}
 
 
@@ -40,26 +46,30 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     others: dict[str, str | int | float | None]
 
 
+_NO_RUNS, _NO_SECONDS = np.zeros((0, 6), np.int64), np.zeros(0, np.float32)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Header)
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A sample, its encoded header, and the size of its block; made once, when the sample is described.
+    """A sample, its encoded header, and where its bytes lie; made once, when the sample is described.
 
     Attributes:
         sample: the sample.
         header: msgpack bytes.
         nbytes: size of the whole block in bytes, a multiple of 16.
+        parts: address and size of every tensor's bytes, in the order of the header; empty where one of them does not lie on
+            the host in one piece.
     """
 
     sample: Sample
     header: bytes
     nbytes: int
+    parts: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, sample: Sample) -> "Block":
-        """Describe a sample's block without building it."""
+        """Describe a sample's block without building it; its tensors must stay as they are."""
         tensors = [(name, value) for name, value in sample.values.items() if isinstance(value, torch.Tensor)]
         header = _ENCODER.encode(
             _Header(
@@ -72,27 +82,42 @@ class Block(msgspec.Struct, frozen=True):
                 others={name: value for name, value in sample.values.items() if not isinstance(value, torch.Tensor)},
             )
         )
-        payload = sum(aligned(value.numel() * value.element_size()) for _, value in tensors)
-        return cls(sample, header, _PREFIX.size + aligned(len(header)) + payload)
+        sizes = [value.numel() * value.element_size() for _, value in tensors]
+        direct = all(value.device.type == "cpu" and value.is_contiguous() for _, value in tensors)
+        parts = [(value.data_ptr(), size) for (_, value), size in zip(tensors, sizes, strict=True)] if direct else []
+        return cls(sample, header, _PREFIX.size + aligned(len(header)) + sum(map(aligned, sizes)), tuple(parts))
 
-    def write(self, out: np.ndarray, *, row: int, digest: int) -> None:
+    def write(self, out: np.ndarray, address: int | None = None, *, row: int, digest: int) -> None:
         """Write the block into uint8 `[nbytes]`, which starts at a multiple of 16 bytes of its buffer.
 
         Args:
             out: where to write.
+            address: where in memory that is, if known.
             row: the sample's row in the step's table.
             digest: the plan's digest.
         """
+        address = out.ctypes.data if address is None else address
         assert out.size == self.nbytes, (out.size, self.nbytes)
         flags = _SHIFTED if self.sample.shifted else 0
-        prefix = _PREFIX.pack(_MAGIC, WIRE_VERSION, flags, len(self.header), row, self.nbytes, digest, 0, 0)
-        at = _put(out, 0, np.frombuffer(prefix, np.uint8))
-        at = _put(out, at, np.frombuffer(self.header, np.uint8))
+        size = len(self.header)
+        memory = out.data
+        _PREFIX.pack_into(memory, 0, _MAGIC, WIRE_VERSION, flags, size, row, self.nbytes, digest, 0, 0)
+        memory[_PREFIX.size : _PREFIX.size + size] = self.header
+        at = _PREFIX.size + aligned(size)
+        memory[_PREFIX.size + size : at] = _ZEROS[: at - _PREFIX.size - size]
+        for source, length in self.parts or self._pieces():
+            ctypes.memmove(address + at, source, length)
+            end, at = at + length, at + aligned(length)
+            memory[end:at] = _ZEROS[: at - end]
+        assert at == self.nbytes, (at, self.nbytes)
+        seal(out, at=_CHECKSUM_WORD)  # at once, while the block is in the cache
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        """Bring every tensor to the host in one piece, one after the other."""
         for value in self.sample.values.values():
             if isinstance(value, torch.Tensor):
-                at = _put(out, at, _raw(value))
-        assert at == self.nbytes, (at, self.nbytes)
-        out[_CHECKSUM_AT : _CHECKSUM_AT + 8].view(np.uint64)[0] = checksum(out)
+                piece = value.detach().cpu().contiguous()
+                yield piece.data_ptr(), piece.numel() * piece.element_size()
 
 
 def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None = None) -> Sample:
@@ -107,19 +132,22 @@ def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None
         CorruptBlockError: anything that is not a block of this version, whole and unchanged.
     """
     raw = data.numpy()
-    size, header_size, flags = _check_prefix(raw, row, digest)
-    try:
-        header = _DECODER.decode(raw[_PREFIX.size : _PREFIX.size + header_size].data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptBlockError(f"block header cannot be read: {error}") from None
-    values: dict[str, Any] = {}
-    at = _PREFIX.size + aligned(header_size)
-    for name, code, shape in header.tensors:
-        values[name], at = _tensor(data, at, name, code, shape)
-    if at != size:
-        raise CorruptBlockError(f"block has {size} bytes, its header accounts for {at}")
-    values.update(header.others)
-    return Sample(values=values, layout=_layout(header), shifted=bool(flags & _SHIFTED), sample_id=header.sample_id)
+    _check_prefix(raw)
+    _check_sum(raw)
+    return _parse(raw, row, digest)
+
+
+def read_blocks(data: torch.Tensor, sizes: Sequence[int], rows: Sequence[int], digest: int) -> list[Sample]:
+    """Return the samples of blocks that lie end to end, as views; arguments and errors as for `read_block`."""
+    raw = data.numpy()
+    ends = np.cumsum(np.asarray(sizes, np.int64))
+    parts = [raw[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
+    for part in parts:
+        _check_prefix(part)
+    broken = first_broken(raw, ends // 8, at=_CHECKSUM_WORD) if parts else -1
+    if broken >= 0:
+        _check_sum(parts[broken])
+    return [_parse(part, row, digest) for part, row in zip(parts, rows, strict=True)]
 
 
 def aligned(num_bytes: int) -> int:
@@ -132,22 +160,10 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGN) * ALIGN
 
 
-def _raw(value: torch.Tensor) -> np.ndarray:
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
-
-
-def _put(out: np.ndarray, at: int, data: np.ndarray) -> int:
-    end, padded = at + data.size, at + aligned(data.size)
-    out[at:end] = data
-    out[end:padded] = 0
-    return padded
-
-
-def _check_prefix(raw: np.ndarray, row: int | None, digest: int | None) -> tuple[int, int, int]:
+def _check_prefix(raw: np.ndarray) -> None:
     if raw.size < _PREFIX.size or raw.size % ALIGN:
         raise CorruptBlockError(f"block has {raw.size} bytes, needs at least {_PREFIX.size} and a multiple of {ALIGN}")
-    magic, version, flags, header_size, found_row, size, found_digest, found_sum, _ = _PREFIX.unpack_from(raw.data)
+    magic, version, _, header_size, _, size, _, _, _ = _PREFIX.unpack_from(raw.data)
     if magic != _MAGIC:
         raise CorruptBlockError(f"block starts with {magic!r}, not {_MAGIC!r}")
     if version != WIRE_VERSION:
@@ -156,40 +172,57 @@ def _check_prefix(raw: np.ndarray, row: int | None, digest: int | None) -> tuple
         raise CorruptBlockError(f"block says {size} bytes, {raw.size} arrived")
     if header_size > raw.size - _PREFIX.size:
         raise CorruptBlockError(f"block header says {header_size} bytes, block has {raw.size}")
-    expected = _zero_sum(raw)
-    if found_sum != expected:
-        raise CorruptBlockError(f"block checksum is {found_sum:016x}, its bytes give {expected:016x}")
+
+
+def _check_sum(raw: np.ndarray) -> None:
+    found, expected = int(raw.view(np.uint64)[_CHECKSUM_WORD]), checksum(raw, at=_CHECKSUM_WORD)
+    if found != expected:
+        raise CorruptBlockError(f"block checksum is {found:016x}, its bytes give {expected:016x}")
+
+
+def _parse(raw: np.ndarray, row: int | None, digest: int | None) -> Sample:
+    _, _, flags, header_size, found_row, size, found_digest, _, _ = _PREFIX.unpack_from(raw.data)
     if digest is not None and found_digest != digest:
         raise CorruptBlockError(f"block belongs to plan {found_digest:016x}, expected {digest:016x}")
     if row is not None and found_row != row:
         raise CorruptBlockError(f"block is row {found_row} of the step, expected row {row}")
-    return size, header_size, flags
-
-
-def _zero_sum(raw: np.ndarray) -> int:
-    field = raw[_CHECKSUM_AT : _CHECKSUM_AT + 8]
-    kept = field.copy()
-    field[:] = 0
     try:
-        return checksum(raw)
-    finally:
-        field[:] = kept
+        header = _DECODER.decode(raw.data[_PREFIX.size : _PREFIX.size + header_size])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptBlockError(f"block header cannot be read: {error}") from None
+    values: dict[str, Any] = {}
+    at = _PREFIX.size + aligned(header_size)
+    for name, code, shape in header.tensors:
+        values[name], at = _tensor(raw, at, name, code, shape)
+    if at != size:
+        raise CorruptBlockError(f"block has {size} bytes, its header accounts for {at}")
+    values.update(header.others)
+    return Sample(values=values, layout=_layout(header), shifted=bool(flags & _SHIFTED), sample_id=header.sample_id)
 
 
-def _tensor(data: torch.Tensor, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+def _tensor(raw: np.ndarray, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
     if not 1 <= code <= len(TENSOR_DTYPES) or any(side < 0 for side in shape):
         raise CorruptBlockError(f"block field {name!r} has dtype code {code} and shape {shape}")
-    dtype = dtype_of(TENSOR_DTYPES[code - 1])
+    dtype = TENSOR_DTYPES[code - 1]
+    torch_dtype = _DTYPES[code - 1]
+    itemsize = torch_dtype.itemsize
     count = 1
     for side in shape:
         count *= side  # Python integers: no overflow
-    size = count * dtype.itemsize
-    if at + aligned(size) > data.numel():
-        raise CorruptBlockError(f"block field {name!r} of {size} bytes at {at} ends beyond the block's {data.numel()}")
-    return data[at : at + size].view(dtype).reshape(shape), at + aligned(size)
+    size = count * itemsize
+    if at + aligned(size) > raw.size:
+        raise CorruptBlockError(f"block field {name!r} of {size} bytes at {at} ends beyond the block's {raw.size}")
+    if count == 0:
+        return torch.empty(shape, dtype=torch_dtype), at
+    if dtype in _NUMPY:
+        return torch.from_numpy(np.ndarray(shape, dtype, raw, at)), at + aligned(size)
+    part = torch.from_numpy(raw[at : at + size]).view(torch_dtype).reshape(shape)
+    return part, at + aligned(size)
 
 
 def _layout(header: _Header) -> SampleLayout:
+    if not header.runs and not header.seconds:
+        return SampleLayout(num_tokens=header.num_tokens, runs=_NO_RUNS, seconds=_NO_SECONDS, num_spelled=header.num_spelled)
     if len(header.runs) % 48 or len(header.seconds) * 12 != len(header.runs):
         raise CorruptBlockError(f"block has {len(header.runs)} bytes of runs and {len(header.seconds)} of seconds")
     runs = np.frombuffer(header.runs, "<i8").astype(np.int64, copy=False).reshape(-1, 6)

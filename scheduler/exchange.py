@@ -6,58 +6,70 @@ import numpy as np
 import torch
 
 from ..core import Sample
-from .blocks import read_block
+from .blocks import Block, read_blocks
 from .describe import Described
 from .plan import SampleTable, StepPlan
 from .transports import Transport
 
 
-def exchange(
-    transport: Transport, table: SampleTable, plan: StepPlan, mine: Sequence[Described], *, pin: bool = False
-) -> dict[int, Sample]:
-    """Send the samples that leave this rank and receive those that come.
-
-    Blocks travel grouped by rank and ascending by row, so both sides know every size from the table and the plan. A step
-    in which nothing moves needs no collective, and every rank knows it.
+class Exchanger:
+    """Exchanges the samples of one step after the other.
 
     Args:
         transport: collectives of the group.
-        table: the samples of all ranks.
-        plan: where they go.
-        mine: this rank's samples, in table order.
-        pin: build the outgoing buffer in pinned memory.
-
-    Returns:
-        Row to sample, for every row that the plan gives to this rank. Received samples are views of one buffer.
-
-    Raises:
-        CorruptBlockError: a received block is not what the plan says.
-        TransportError: a rank did not come.
+        pin: stage blocks in pinned memory.
     """
-    rank, digest = transport.rank, plan_number(plan)
-    own = np.flatnonzero(table.home == rank)
-    held = dict(zip(own.tolist(), mine, strict=True))
-    kept = {row: held[row].block.sample for row in own[plan.rank[own] == rank].tolist()}
-    if plan.moved_bytes == 0:
+
+    def __init__(self, transport: Transport, *, pin: bool = False) -> None:
+        self._transport = transport
+        self._pin = pin
+        self._outgoing = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
+        """Send the samples that leave this rank and receive those that come.
+
+        Blocks travel grouped by rank and ascending by row, so both sides know every size from the table and the plan. A step
+        in which nothing moves needs no collective, and every rank knows it.
+
+        Args:
+            table: the samples of all ranks.
+            plan: where they go.
+            mine: this rank's samples, in table order.
+
+        Returns:
+            Row to sample, for every row that the plan gives to this rank. Received samples are views of one buffer.
+
+        Raises:
+            CorruptBlockError: a received block is not what the plan says.
+            TransportError: a rank did not come.
+        """
+        rank, num_ranks, digest = self._transport.rank, self._transport.num_ranks, plan_number(plan)
+        own = np.flatnonzero(table.home == rank)
+        held = dict(zip(own.tolist(), mine, strict=True))
+        kept = {row: held[row].block.sample for row in own[plan.rank[own] == rank].tolist()}
+        if plan.moved_bytes == 0:
+            return kept
+        moves = (plan.rank != table.home) & (plan.rank >= 0)
+        outgoing = _grouped(np.flatnonzero(moves & (table.home == rank)), plan.rank)
+        incoming = _grouped(np.flatnonzero(moves & (plan.rank == rank)), table.home)
+        send_sizes = _sizes(outgoing, plan.rank, table.nbytes, num_ranks)
+        receive_sizes = _sizes(incoming, table.home, table.nbytes, num_ranks)
+        buffer = self._filled([(row, held[row].block) for row in outgoing.tolist()], sum(send_sizes), digest)
+        received = self._transport.exchange(buffer, send_sizes, receive_sizes)
+        rows = incoming.tolist()
+        kept.update(zip(rows, read_blocks(received, table.nbytes[incoming].tolist(), rows, digest), strict=True))
         return kept
-    moves = (plan.rank != table.home) & (plan.rank >= 0)
-    outgoing = _grouped(np.flatnonzero(moves & (table.home == rank)), plan.rank)
-    incoming = _grouped(np.flatnonzero(moves & (plan.rank == rank)), table.home)
-    send_sizes = _sizes(outgoing, plan.rank, table.nbytes, transport.num_ranks)
-    receive_sizes = _sizes(incoming, table.home, table.nbytes, transport.num_ranks)
-    buffer = torch.empty(sum(send_sizes), dtype=torch.uint8, pin_memory=pin)
-    at, raw = 0, buffer.numpy()
-    for row in outgoing.tolist():
-        block = held[row].block
-        block.write(raw[at : at + block.nbytes], row=row, digest=digest)
-        at += block.nbytes
-    received = transport.exchange(buffer, send_sizes, receive_sizes)
-    at = 0
-    for row in incoming.tolist():
-        size = int(table.nbytes[row])
-        kept[row] = read_block(received[at : at + size], row=row, digest=digest)
-        at += size
-    return kept
+
+    def _filled(self, blocks: list[tuple[int, Block]], size: int, digest: int) -> torch.Tensor:
+        """Return the outgoing blocks, end to end, in a buffer that is used again once they are sent."""
+        if self._outgoing.numel() < size:
+            self._outgoing = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+        buffer = self._outgoing[:size]
+        raw, address, at = buffer.numpy(), buffer.data_ptr(), 0
+        for row, block in blocks:
+            block.write(raw[at : at + block.nbytes], address + at, row=row, digest=digest)
+            at += block.nbytes
+        return buffer
 
 
 def plan_number(plan: StepPlan) -> int:

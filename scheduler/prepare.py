@@ -13,7 +13,7 @@ from .budget import rounds_within
 from .channel import Channel
 from .collect import Reader
 from .describe import Described, Describer
-from .exchange import exchange, plan_number
+from .exchange import Exchanger, plan_number
 from .gather import Gatherer, RankState
 from .lists import plan_lists
 from .outliers import waiting_outliers
@@ -81,6 +81,7 @@ class Preparer:
         self._planner = planner
         self._context = context
         self._relay = relay
+        self._exchanger = Exchanger(channel.steps, pin=context.pin)
         self._digest = 0
         self._ended = False
         self.step = 0
@@ -231,7 +232,7 @@ class Preparer:
         self._channel.heartbeat.at(f"exchanging step {self.step}")
 
         def operation() -> dict[int, Sample]:
-            return exchange(self._channel.steps, table, plan, mine, pin=self._context.pin)
+            return self._exchanger(table, plan, mine)
 
         try:
             if self._relay is not None and self._channel.exchanges_on_device:

@@ -1,12 +1,18 @@
 """Transport over a gloo group: bytes in host memory."""
 
+import contextlib
+import datetime
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from .base import Aborted, TransportError, wait_until
+from .base import Aborted, TransportError
+from .buffers import BufferPool
+
+_SLICE = datetime.timedelta(milliseconds=50)
 
 
 class HostTransport:
@@ -23,7 +29,7 @@ class HostTransport:
         self.num_ranks: int = group.size()
         self._group: Any = group
         self._timeout = timeout
-        self._pin = pin
+        self._pool = BufferPool(pin=pin)
         self._aborted = False
 
     def gather(self, data: np.ndarray) -> np.ndarray:
@@ -33,7 +39,7 @@ class HostTransport:
         return out.view(self.num_ranks, data.size).numpy()
 
     def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
-        incoming = torch.empty(sum(receive_sizes), dtype=torch.uint8, pin_memory=self._pin)
+        incoming = torch.from_numpy(self._pool.take(sum(receive_sizes)))
         self._run("exchange", lambda: self._group.alltoall_base(incoming, outgoing, receive_sizes, send_sizes))
         return incoming
 
@@ -48,8 +54,18 @@ class HostTransport:
         if self._aborted:
             raise Aborted(what)
         try:
-            work = start()
-            wait_until(work.is_completed, lambda: self._aborted, self._timeout, what)
-            work.wait()
+            self._finish(start(), what)
         except RuntimeError as error:  # gloo: a connection was closed, or its own timeout
             raise TransportError(f"{what} failed: {error}") from error
+
+    def _finish(self, work: Any, what: str) -> None:
+        """Wait in slices: a thread that blocks inside a collective could not be called back."""
+        deadline = time.monotonic() + self._timeout
+        while not work.is_completed():
+            if self._aborted:
+                raise Aborted(what)
+            if time.monotonic() > deadline:
+                raise TransportError(f"{what} did not finish within {self._timeout:g} s")
+            with contextlib.suppress(RuntimeError):  # the slice is over, or the work failed: then it is completed
+                work.wait(_SLICE)
+        work.wait()

@@ -9,7 +9,6 @@ import torch
 
 from .base import Aborted, TransportError
 
-
 T = TypeVar("T")
 
 

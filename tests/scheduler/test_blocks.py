@@ -70,7 +70,8 @@ def test_every_dtype_and_shape_travels(sample_id, shifted):
 def test_tensors_of_a_received_block_are_views():
     buffer = written(sample_of({"input_ids": torch.arange(5)}))
     got = read_block(buffer)
-    assert got.tensor("input_ids").untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+    first = buffer.data_ptr()
+    assert first < got.tensor("input_ids").data_ptr() < first + buffer.numel()
 
 
 def test_tensors_that_are_not_contiguous_travel():
@@ -104,8 +105,7 @@ def test_a_block_of_another_plan_is_refused(row, digest, text):
 
 def resealed(raw):
     """Give a mutated block a checksum that fits, so that the reader goes on to parse it."""
-    raw[32:40] = 0
-    raw[32:40].view(np.uint64)[0] = checksum(raw)
+    raw[32:40].view(np.uint64)[0] = checksum(raw, at=4)
 
 
 @settings(max_examples=400, deadline=None)

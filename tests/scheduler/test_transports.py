@@ -14,6 +14,7 @@ from evenpack.scheduler.groups import ProcessGroups
 from evenpack.scheduler.relay import Relay
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
+from evenpack.scheduler.transports.buffers import BufferPool
 
 from .helpers import VISION, flat, mixed_source, names_of, open_scheduler
 
@@ -115,3 +116,15 @@ def test_relay_runs_operations_on_the_serving_thread():
     relay.close()
     thread.join(10)
     assert seen == ["MainThread"] and not thread.is_alive()
+
+
+def test_buffers_are_used_again_only_when_nothing_looks_into_them():
+    pool = BufferPool()
+    first = pool.take(100)
+    address = first.ctypes.data
+    assert pool.take(100).ctypes.data != address
+    view = torch.from_numpy(first[16:64]).view(torch.bfloat16)
+    del first
+    assert pool.take(50).ctypes.data != address
+    del view
+    assert pool.take(50).ctypes.data == address
