@@ -5,13 +5,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from . import kernels
+from . import bounds, kernels
 from .bins import Bins
 from .free import LARGE, TRIES, fill_costly, fit, usual_rate
 from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
 
+#: A plan that moves at most so many times the bytes that it must is not worth another try.
+FEW_BYTES = 2.5
 #: Partners among which a pack chooses the cheapest exchange.
 CHOICES = 16
 #: Times that the packs of a rank are ordered and evened out, then those of an index.
@@ -40,6 +42,11 @@ def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bin
 def loosened(problem: Problem, bound: int) -> int:
     """The bound with the tolerance on top."""
     return bound + int(bound * problem.config.tolerance)
+
+
+def almost(problem: Problem, limit: int) -> int:
+    """The limit with a tenth of the tolerance on top: what is nearer is not worth more bytes."""
+    return limit + int(limit * problem.config.tolerance / 10)
 
 
 def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bools, some: Ints | None = None) -> int:
@@ -142,10 +149,10 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
         if bins is None:
             continue
         value = _sum_of_largest(problem, bins)
-        merit = max(value, limit), int(problem.nbytes[bins.bin_of // count != problem.home].sum())
+        merit = max(value, almost(problem, limit)), int(problem.nbytes[bins.bin_of // count != problem.home].sum())
         if best is None or merit < least:
             best, least = bins, merit
-        if value <= limit:
+        if value <= limit and least[1] <= FEW_BYTES * bounds.moved_bytes(problem, limit, count):
             break
     return best
 

@@ -10,7 +10,7 @@ from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
 from .free import LARGE, NEAR, fit, free_microbatch, free_step
-from .minimal import loosened, minimal_microbatch, minimal_step
+from .minimal import almost, loosened, minimal_microbatch, minimal_step
 from .problem import Problem
 
 #: The same for large steps, where another number costs more time than it saves.
@@ -40,7 +40,7 @@ def solve(problem: Problem, bound: int) -> Assignment:
         """Smaller is better: the objective; with minimal movement, bytes once it is within the tolerance."""
         if config.movement == "free":
             return found.merit
-        limit = loosened(problem, bound) + config.microbatch_cost * _fewest(problem)
+        limit = almost(problem, loosened(problem, bound)) + config.microbatch_cost * _fewest(problem)
         moved = int(problem.nbytes[found.rank != problem.home].sum())
         return max(found.value, limit), moved, *found.merit
 
