@@ -1,5 +1,7 @@
 """Blocks: what travels comes back the same, and nothing else is accepted."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -108,7 +110,7 @@ def resealed(raw):
     raw[32:40].view(np.uint64)[0] = checksum(raw, at=4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=int(os.environ.get("EVENPACK_FUZZ_BLOCKS", "400")), deadline=None)
 @given(data=st.data())
 def test_mutated_blocks_give_a_named_error_or_a_sample(data):
     """Also where the checksum fits by design of an attacker: never a crash, never more memory than the block."""

@@ -12,11 +12,12 @@ from evenpack.scheduler.channel import open_channel
 from evenpack.scheduler.config import SchedulerConfig
 from evenpack.scheduler.groups import ProcessGroups
 from evenpack.scheduler.relay import Relay
+from evenpack.scheduler.rows import row_dtype
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
 from evenpack.scheduler.transports.buffers import BufferPool
 
-from .helpers import VISION, flat, mixed_source, names_of, open_scheduler
+from .helpers import VISION, flat, image_sample, mixed_source, names_of, open_scheduler
 
 
 @pytest.mark.parametrize("transport", ["host", "device"])
@@ -128,3 +129,37 @@ def test_buffers_are_used_again_only_when_nothing_looks_into_them():
     assert pool.take(50).ctypes.data != address
     del view
     assert pool.take(50).ctypes.data == address
+
+
+def test_only_moved_samples_travel():
+    """Bytes on the wire: the blocks that the plan moves, and under 1 % for rows and headers."""
+
+    def fn(rank, num_ranks):
+        counted = {"rows": 0, "blocks": 0, "moved": 0}
+        source = [image_sample([(1, 16, 16)], f"{rank}-{index}", text=5 + 40 * rank, seed=index) for index in range(8)]
+        with open_scheduler(source, adapter=VISION, movement="free", max_tokens=400, prefetch=0) as scheduler:
+            steps = scheduler._channel.steps
+            gather, exchange = steps.gather, steps.exchange
+
+            def counting_gather(data):
+                counted["rows"] += data.size * (num_ranks - 1)
+                return gather(data)
+
+            def counting_exchange(outgoing, send_sizes, receive_sizes):
+                assert send_sizes[rank] == 0
+                counted["blocks"] += sum(send_sizes)
+                return exchange(outgoing, send_sizes, receive_sizes)
+
+            steps.gather, steps.exchange = counting_gather, counting_exchange
+            for step in scheduler:
+                counted["moved"] = counted["moved"] + step.plan.moved_bytes
+        return counted
+
+    outcomes = run_ranks(fn, 3)
+    moved = outcomes[0]["moved"]
+    assert sum(counted["blocks"] for counted in outcomes) == moved > 0
+    assert sum(counted["rows"] for counted in outcomes) < 0.01 * moved
+
+
+def test_a_row_takes_at_most_32_bytes():
+    assert [row_dtype(phases).itemsize for phases in (1, 2, 3)] == [32, 40, 48]
