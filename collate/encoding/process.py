@@ -51,6 +51,7 @@ class TextProcessor:
         self._adapter = adapter
         self._shield = shield
         self._has_offsets = bool(getattr(self._tokenizer, "is_fast", False))
+        self._only_tokenizes = only_tokenizes(processor)
         self._limits: dict[str, Any] = {}
         if config.min_pixels is not None:
             size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
@@ -91,7 +92,7 @@ class TextProcessor:
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
         self._check_counts(text, media, where)
         arguments = self._media_arguments(media, where)
-        if spelled and not any(media.values()):
+        if not any(media.values()) and (spelled or self._only_tokenizes):
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
         out = self._call(text, arguments, where)
         replaced = next(iter(out.get("text_replacement_offsets") or [[]]))
@@ -189,3 +190,8 @@ class TextProcessor:
             for span in spelled:
                 literal[extents.overlapping(*span)] = True
         return Processed(ids=ids, types=self._types(ids, extents, replaced), media=fields, extents=extents, literal=literal)
+
+
+def only_tokenizes(processor: Any) -> bool:
+    """Whether a processor gives text without media to its tokenizer as it is: its class does not override the call."""
+    return getattr(type(processor).__call__, "__qualname__", "") == "ProcessorMixin.__call__"

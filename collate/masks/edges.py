@@ -6,7 +6,7 @@ from .presets import MaskPreset
 def content_start(text: str, start: int, stop: int, preset: MaskPreset) -> int | None:
     """Return where the assistant's text begins in a turn that begins at `start`; None where no header stands there.
 
-    In some formats the header ends the turn before (`[/INST]`), so it may stand before `start` as well.
+    In some formats the header ends the turn before (`[/INST]`), so a generation tag may begin right behind it.
 
     Example:
         >>> from .presets import PRESETS

@@ -1,5 +1,6 @@
 """Which characters of the rendered text each token covers."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -58,7 +59,7 @@ def token_extents(offsets: Iterable[Sequence[int]], replacements: Iterable[tuple
         >>> token_extents([(0, 5), (6, 6), (6, 9)]).starts.tolist()
         [0, 5, 6]
     """
-    given = np.array(list(offsets) if not isinstance(offsets, np.ndarray) else offsets, np.int64).reshape(-1, 2)
+    given = np.fromiter(itertools.chain.from_iterable(offsets), np.int64).reshape(-1, 2)
     stops = np.maximum.accumulate(given[:, 1]) if len(given) else given[:, 1]
     before = np.concatenate([np.zeros(1, np.int64), stops])[:-1]
     added = given[:, 1] == 0

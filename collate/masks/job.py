@@ -59,7 +59,8 @@ class MaskJob(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         messages: the conversation, as the template was given it.
-        text: its rendering, before media placeholders are expanded.
+        text: its rendering, before media placeholders are expanded; control strings that its messages spell are hidden in
+            it (see `encoding.shield`), so that a marker in it is a real one.
         ids: its tokens, media placeholders expanded.
         tokenizer: the tokenizer.
         renderer: renders parts of the conversation.

@@ -5,27 +5,27 @@ from .job import MaskJob, NotApplicable, Turn
 
 
 def prefix_turns(job: MaskJob) -> list[Turn]:
-    """Return the turns between the renderings of the conversation before and behind each assistant message.
+    """Return the turns that end where the renderings of the conversation up to each assistant message end.
+
+    A turn begins behind the last header before its end: text that spells a header is hidden in the rendering.
 
     Raises:
         NotApplicable: a rendering that is no beginning of the whole (a template that strips thinking from earlier turns, or
             looks at the last message), a conversation cut short that the template refuses, or a turn without its markers.
     """
     preset, extents = job.markers(), job.characters()
-    turns = []
+    turns, before = [], 0
     for number, place in enumerate(job.assistant_places):
-        start = len(beginning(job, place)) if place else 0
         stop = len(beginning(job, place + 1))
-        if not place:  # the template may write a system turn of its own first
-            found = [at for header in preset.assistant if (at := job.text.find(header, 0, stop)) >= 0]
-            start = min(found, default=0)
-        first = content_start(job.text, start, stop, preset)
+        start = max(job.text.rfind(header, before, stop) for header in preset.assistant)
+        first = None if start < 0 else content_start(job.text, start, stop, preset)
         if first is None:
             raise NotApplicable(f"message {place} does not begin with {' or '.join(map(repr, preset.assistant))}")
         last = turn_stop(job.text, first, stop, preset)
         if last is None:
             raise NotApplicable(f"message {place} does not end with {' or '.join(map(repr, preset.ends))}")
         turns.append(Turn(*extents.tokens(first, last), number))
+        before = stop
     return turns
 
 

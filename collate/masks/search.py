@@ -1,6 +1,7 @@
 """Strategy "search": find the format's markers among the tokens."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -93,17 +94,18 @@ def markers(job: MaskJob, preset: MaskPreset) -> Iterator[Found]:
     Raises:
         NotApplicable: a control token of the format that opens no known role.
     """
-    ids = job.ids
     kinds = [(text, ASSISTANT) for text in preset.assistant]
     kinds += [(text, OTHER) for text in preset.others]
     kinds += [(text, END) for text in preset.ends if text not in preset.others]
-    real = np.ones(len(ids), bool) if job.literal is None else ~job.literal
+    heads = {text: pattern_of(job.tokenizer, head(text)) for text, _ in kinds}
+    ids, real = job.ids, np.ones(len(job.ids), bool) if job.literal is None else ~job.literal
+    starts = np.flatnonzero(np.isin(ids, list({tokens[0] for tokens in heads.values()})) & real)
     found: dict[int, Found] = {}
     openers: set[int] = set()
     for text, kind in kinds:
         pattern = pattern_of(job.tokenizer, text)
-        openers.update(places(ids, pattern_of(job.tokenizer, head(text)), real))
-        for start in places(ids, pattern, real):
+        openers.update(places(ids, heads[text], real, starts))
+        for start in places(ids, pattern, real, starts):
             stop = header_stop(job, start + len(pattern), text, preset if kind == ASSISTANT else None)
             if stop is not None and (start not in found or stop > found[start].stop):
                 found[start] = Found(start, stop, kind, text)
@@ -134,26 +136,23 @@ def header_stop(job: MaskJob, stop: int, text: str, preset: MaskPreset | None) -
     return stop
 
 
-def pattern_of(tokenizer: TokenText, text: str) -> list[int]:
+@lru_cache(maxsize=512)
+def pattern_of(tokenizer: TokenText, text: str) -> tuple[int, ...]:
     """Return the tokens of a marker, the white space at its end left out: it may merge with what follows."""
-    return list(tokenizer.encode(text.rstrip(), add_special_tokens=False))
+    return tuple(tokenizer.encode(text.rstrip(), add_special_tokens=False))
 
 
-def places(ids: np.ndarray, pattern: Sequence[int], real: np.ndarray) -> list[int]:
-    """Return where a sequence of tokens begins, tokens that are only spelled left out.
+def places(ids: np.ndarray, pattern: Sequence[int], real: np.ndarray, starts: np.ndarray) -> list[int]:
+    """Return where a sequence of tokens begins, of the places `starts`; tokens that are only spelled do not count.
 
     Example:
-        >>> places(np.array([1, 2, 1, 2]), [1, 2], np.array([True, True, True, False]))
+        >>> places(np.array([1, 2, 1, 2]), [1, 2], np.array([True, True, True, False]), np.array([0, 2]))
         [0]
     """
-    count = len(ids) - len(pattern) + 1
-    if count <= 0 or not pattern:
-        return []
-    hits = np.ones(count, bool)
+    fits = starts[starts + len(pattern) <= len(ids)]
     for offset, token in enumerate(pattern):
-        window = slice(offset, offset + count)
-        hits &= (ids[window] == token) & real[window]
-    return [int(at) for at in np.flatnonzero(hits)]
+        fits = fits[(ids[fits + offset] == token) & real[fits + offset]]
+    return [int(at) for at in fits]
 
 
 def collapsed(roles: Sequence[bool]) -> list[bool]:
