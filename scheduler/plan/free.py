@@ -33,14 +33,14 @@ def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> 
         value = _even_out(problem, bins, bound)
         if best is None or value < least:
             best, least = bins, value
-        if least <= bound + int(bound * NEAR):
+        if least <= bound + int(bound * NEAR) or len(problem.size) > LARGE:
             break
     return best
 
 
 def _even_out(problem: Problem, bins: Bins, bound: int) -> int:
     """Arrange and exchange until nothing improves; returns the sum of the largest."""
-    for _ in range(PASSES):
+    for _ in range(1 if len(problem.size) > LARGE else PASSES):
         if problem.num_phases == 1:
             columns_by_load(problem, bins)
         if _sum_of_largest(problem, bins) <= bound + 2 * bound // GOOD_ENOUGH:
