@@ -1,0 +1,177 @@
+"""What the ranks of one replica tell each other inside a call, over groups of our own."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...core import FieldMismatchError
+from ...core.errors import from_wire, to_wire
+from ...scheduler.transports import HostTransport, MemoryHub, Transport
+from ...scheduler.transports.backends import open_gloo
+from .ranks import Ranks
+
+#: Bytes of a note: a fixed size, so that one collective is enough.
+_ROOM = 1536
+_OK, _FAILED, _ENDED = 0, 1, 2
+_LINKS: dict[tuple[str, ...], "Link"] = {}
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    """What every rank says at the beginning of a call.
+
+    Attributes:
+        place: how messages name the rank.
+        dp_rank: number of its replica.
+        count: `num_microbatches` as it was called with.
+        fields: the groups of fields that its pipeline stage needs.
+        error: class and message of what it found wrong, None where it can go on.
+    """
+
+    place: str
+    dp_rank: int
+    count: int
+    fields: tuple[str, ...]
+    error: tuple[str, str] | None = None
+
+
+_NOTE = msgspec.msgpack.Decoder(Note)
+
+
+class Link:
+    """Collectives within a replica, and between the readers of all replicas; every rank makes the same calls.
+
+    Args:
+        ranks: this rank's groups.
+        timeout: seconds that a collective may take.
+    """
+
+    def __init__(self, ranks: Ranks, timeout: float) -> None:
+        # The store of the job has no public accessor; without it, no group of our own.
+        store = dist.distributed_c10d._get_default_store()
+        self._ranks = ranks
+        name = ranks.replica_name(store)
+        self._replica = _open(store, f"evenpack/megatron/replica/{name}", ranks.rank, ranks.size, timeout)
+        readers = f"evenpack/megatron/readers/{ranks.dp.group_name}"
+        self._readers = _open(store, readers, ranks.dp.rank(), ranks.dp.size(), timeout) if ranks.is_reader else None
+
+    def gather(self, note: Note) -> list[Note]:
+        """Bring every rank's note to the readers; the other ranks get those of their replica.
+
+        Returns:
+            Notes, replica by replica, each in the replica's own order.
+        """
+        notes = self._replica.gather(_row(note))
+        if self._readers is not None:
+            notes = self._readers.gather(notes.reshape(-1))
+        return [_read(row) for row in notes.reshape(-1, _ROOM)]
+
+    def deliver(self, payloads: Sequence[torch.Tensor | None] | BaseException | None) -> torch.Tensor | None:
+        """Hand every rank of the replica what the reader has for it.
+
+        Args:
+            payloads: on the reader, uint8 `[n]` for each rank in the replica's order, or what went wrong; elsewhere None.
+
+        Returns:
+            What this rank gets; None where that is nothing.
+
+        Raises:
+            StopIteration: the reader's data has ended.
+            EvenpackError: what went wrong on the reader.
+        """
+        if isinstance(payloads, BaseException):
+            return self._fail(payloads)
+        mine = [0 if part is None else part.numel() for part in payloads or [None] * self._ranks.size]
+        sizes = self._replica.gather(np.array([_OK, *mine], np.int64).view(np.uint8))
+        status, *of_all = sizes[0].view(np.int64).tolist()
+        outgoing = torch.cat([part for part in payloads or () if part is not None] or [torch.empty(0, dtype=torch.uint8)])
+        if status == _ENDED:
+            raise StopIteration("the data has ended")
+        if not sum(of_all):
+            return None
+        sources = [of_all[self._ranks.rank], *[0] * (self._ranks.size - 1)]
+        received = self._replica.exchange(outgoing, mine, sources)
+        if status == _FAILED:
+            raise _error_of(*msgspec.msgpack.decode(received.numpy().tobytes()))
+        return received if len(received) else None
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Tell the replica what went wrong, and raise it."""
+        ended = isinstance(error, StopIteration)
+        text = b"" if ended else msgspec.msgpack.encode(_named(error))
+        size = len(text)
+        others = self._ranks.size - 1
+        self._replica.gather(np.array([_ENDED if ended else _FAILED, 0, *[size] * others], np.int64).view(np.uint8))
+        if not ended and others:
+            outgoing = torch.frombuffer(bytearray(text * others), dtype=torch.uint8)
+            self._replica.exchange(outgoing, [0, *[size] * others], [0] * (others + 1))
+        raise error
+
+
+def link_of(ranks: Ranks, timeout: float) -> Link:
+    """Return the link over a rank's groups, opened at the first call; collective then."""
+    if ranks.key not in _LINKS:
+        _LINKS[ranks.key] = Link(ranks, timeout)
+    return _LINKS[ranks.key]
+
+
+def check_notes(notes: Sequence[Note]) -> None:
+    """Raise what a rank found wrong, or that ranks disagree; the same on every reader, as all see the same notes.
+
+    Raises:
+        EvenpackError: the first rank's error, or
+        ValueError: where that was a wrong setting.
+        FieldMismatchError: another `num_microbatches`, or a replica whose ranks are of several data-parallel ranks.
+    """
+    for note in notes:
+        if note.error is not None:
+            kind, message = note.error
+            raise _error_of(kind, f"{note.place}: {message}")
+    first = notes[0]
+    size = len(notes) // (1 + max(note.dp_rank for note in notes))
+    for index, note in enumerate(notes):
+        if note.count != first.count:
+            raise FieldMismatchError(
+                f"{note.place} was called with num_microbatches={note.count}, {first.place} with {first.count}"
+            )
+        if note.dp_rank != notes[index - index % max(1, size)].dp_rank:
+            raise FieldMismatchError(f"{note.place} shares its replica with {notes[index - index % size].place}")
+
+
+def error_note(error: BaseException) -> tuple[str, str]:
+    """Return an error as a note carries it, short enough for its room."""
+    kind, message = _named(error)
+    return kind, message[: _ROOM // 4]
+
+
+def _named(error: BaseException) -> tuple[str, str]:
+    """Return class and message under which an error travels; a wrong setting stays a `ValueError` everywhere."""
+    if type(error) is ValueError:
+        return "ValueError", str(error)
+    return to_wire(error)
+
+
+def _error_of(kind: str, message: str) -> Exception:
+    return ValueError(message) if kind == "ValueError" else from_wire(kind, message)
+
+
+def _open(store: Any, name: str, rank: int, size: int, timeout: float) -> Transport:
+    if size == 1:
+        return MemoryHub(1).transport(0)
+    return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout)
+
+
+def _row(note: Note) -> np.ndarray:
+    data = msgspec.msgpack.encode(note)
+    assert len(data) <= _ROOM - 4, note
+    row = np.zeros(_ROOM, np.uint8)
+    row[:4].view(np.int32)[0] = len(data)
+    row[4 : 4 + len(data)] = np.frombuffer(data, np.uint8)
+    return row
+
+
+def _read(row: np.ndarray) -> Note:
+    return _NOTE.decode(row[4 : 4 + int(row[:4].copy().view(np.int32)[0])].tobytes())
