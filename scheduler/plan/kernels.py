@@ -642,6 +642,7 @@ def refine(
     budget,
     patience,
     choices,
+    work,
     home,
     allowed,
     count,
@@ -662,6 +663,7 @@ def refine(
         budget: most pairs of samples looked at per pair of units.
         patience: rounds without an exchange, each with other partners, before a group is left as it is.
         choices: partners that a unit looks at before it takes the best, then the cheapest exchange.
+        work: most pairs of samples looked at in all.
         home: `[N]`; allowed: `[R, R]` bool, or `[0, 0]` where any rank may send to any.
         count: packs of a rank.
 
@@ -701,6 +703,8 @@ def refine(
             ranked = np.argsort(key, kind="mergesort")
             changed = 0
             for s in range(group_size):
+                if work <= 0:
+                    return done + changed
                 high, low = groups[g, ranked[s]], np.int64(-1)
                 gain, paid, mask = np.int64(0), np.int64(0), 0
                 give, take = np.int64(-1), np.int64(-1)
@@ -719,7 +723,9 @@ def refine(
                         break
                     num_last = _members(head, after, other, last)
                     a, b, bits = np.int64(-1), np.int64(-1), 0
-                    if bins_per_unit == 1 and num_first + num_last <= FEW and len(allowed) == 0:
+                    few = bins_per_unit == 1 and num_first + num_last <= FEW and len(allowed) == 0
+                    work -= 1 << (num_first + num_last) if few else min((num_first + 1) * (num_last + 1), budget)
+                    if few:
                         better, bill, bits = _best_partition(
                             high, other, first, last, num_first, num_last, cost, size, price, excess, room, places, goal[g]
                         )

@@ -19,6 +19,8 @@ CHOICES = 16
 #: Times that the packs of a rank are ordered and evened out, then those of an index.
 RANK_PASSES, INDEX_PASSES = 16, 6
 
+#: Passes go on while each takes at least this part of what is left to gain.
+WORTHWHILE = 50
 #: Times that ranks which no other can relieve give by force, and how many of them each time.
 FORCED, FORCED_RANKS = 4, 64
 
@@ -178,20 +180,28 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
             break
     if not _fill_rest(problem, bins, goal, rank_of, first):
         return None
-    shorter = 1 if problem.num_phases == 1 else 4
-    for _ in range(RANK_PASSES // shorter):
-        _order_at_home(problem, bins)
-        if not _lower(problem, bins, limit, "rank"):
-            return bins
-    _order_at_home(problem, bins)
+    if not _improve(problem, bins, limit, ("rank",), RANK_PASSES):
+        return bins
     if not every and _sum_of_largest(problem, bins) > loosened(problem, limit):
         return bins  # too far away: the other way to share heavy samples is worth more than exchanges
-    for _ in range(max(INDEX_PASSES // shorter, 2)):
-        if not _lower(problem, bins, limit, "all"):
-            break
-        _lower(problem, bins, limit, "index")
-        _order_at_home(problem, bins)
+    _improve(problem, bins, limit, ("all", "index"), INDEX_PASSES)
     return bins
+
+
+def _improve(problem: Problem, bins: Bins, limit: int, between: tuple[str, ...], passes: int) -> bool:
+    """Exchange and order again while that brings the sum of the largest nearer `limit`; False once it is there."""
+    _order_at_home(problem, bins)
+    before = _sum_of_largest(problem, bins)
+    for _ in range(passes):
+        for which in between:
+            if not _lower(problem, bins, limit, which):
+                return False
+        _order_at_home(problem, bins)
+        value = _sum_of_largest(problem, bins)
+        if before - value < (before - limit) // WORTHWHILE:
+            break
+        before = value
+    return before > limit
 
 
 def _fill_at_home(

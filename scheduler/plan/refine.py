@@ -12,6 +12,8 @@ ROUNDS = 24
 BUDGET = 2048
 #: Rounds without success, each with other partners, before a group of packs is left as it is.
 PATIENCE = 4
+#: Pairs of samples looked at by one call: a bound on its time.
+WORK_PER_SAMPLE, WORK = 500, 5_000_000
 #: Excess over the mean that is not worth an exchange: a fraction of it.
 GOOD_ENOUGH = 4000
 
@@ -48,6 +50,7 @@ def exchange(
         BUDGET if problem.num_phases == 1 else BUDGET // 4,
         patience,
         choices,
+        WORK_PER_SAMPLE * len(problem.size) + WORK,
         problem.home,
         problem.allowed_or_any,
         bins.count,

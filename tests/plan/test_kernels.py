@@ -63,7 +63,7 @@ def test_refine_keeps_its_books_and_never_gets_worse(seed, samples, phases):
     before = np.maximum(excess, 0).max(axis=0).sum()
     kernels.refine(
         np.arange(4)[None, :], 1, excess, np.zeros((1, phases), np.int64), cost, size, np.zeros(samples, np.int64), room,
-        places, bin_of, 30, 4096, 4, 1, np.zeros(samples, np.int64), np.zeros((0, 0), bool), 4,
+        places, bin_of, 30, 4096, 4, 1, 10**9, np.zeros(samples, np.int64), np.zeros((0, 0), bool), 4,
     )  # fmt: skip
     again = np.zeros((4, phases), np.int64)
     np.add.at(again, bin_of, cost)
@@ -87,7 +87,7 @@ def test_few_samples_of_two_packs_are_dealt_in_the_best_way(seed):
     room = np.array([capacity - size[:5].sum(), capacity - size[5:].sum()])
     kernels.refine(
         np.array([[0, 1]]), 1, load, np.zeros((1, 1), np.int64), cost, size, np.zeros(8, np.int64), room,
-        np.array([50, 50]), bin_of, 5, 4096, 4, 1, np.zeros(8, np.int64), np.zeros((0, 0), bool), 1,
+        np.array([50, 50]), bin_of, 5, 4096, 4, 1, 10**9, np.zeros(8, np.int64), np.zeros((0, 0), bool), 1,
     )  # fmt: skip
     assert load.max() == best
 
