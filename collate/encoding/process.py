@@ -53,6 +53,7 @@ class TextProcessor:
         self._has_offsets = bool(getattr(self._tokenizer, "is_fast", False))
         self._only_tokenizes = only_tokenizes(processor)
         self._limits: dict[str, Any] = {}
+        self._knows_video_limits = config.video_min_pixels is not None
         if config.min_pixels is not None:
             size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
             self._limits["images_kwargs"] = {"size": size}
@@ -137,6 +138,8 @@ class TextProcessor:
                     f"{where}: {len(media[modality])} {modality}s, but the processor has no {part} "
                     "(video processors of transformers need torchvision)"
                 )
+            if modality == "video" and not self._knows_video_limits:
+                raise UnreadableMediaError(f"{where}: to encode videos, give video_min_pixels and video_max_pixels")
             arguments[name] = [list(media[modality])]
         return arguments
 

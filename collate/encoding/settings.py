@@ -89,7 +89,8 @@ def settings_record(config: EncoderConfig, processor: Any, template: str | None,
         **settings,
         "chat_template": digest(template or ""),
         "tokenizer": tokenizer_record(tokenizer),
-        "image_processor": image_processor_record(getattr(processor, "image_processor", None)),
+        "image_processor": media_processor_record(getattr(processor, "image_processor", None)),
+        "video_processor": media_processor_record(getattr(processor, "video_processor", None)),
     }
 
 
@@ -114,17 +115,19 @@ def tokenizer_record(tokenizer: Any) -> str:
     return digest(json.dumps(sorted(tokenizer.get_vocab().items())))
 
 
-def image_processor_record(image_processor: Any) -> dict[str, Any] | None:
-    """Return what the pixels of an image depend on, besides the limits."""
-    if image_processor is None:
+#: What the pixels of a media item depend on, besides the limits.
+_PIXELS = ("patch_size", "merge_size", "temporal_patch_size", "do_resize", "do_rescale", "rescale_factor", "do_normalize",
+           "min_frames", "max_frames", "num_frames")  # fmt: skip
+
+
+def media_processor_record(processor: Any) -> dict[str, Any] | None:
+    """Return what the pixels of an image or a video depend on, besides the limits; None where there is no processor."""
+    if processor is None:
         return None
-    names = ("patch_size", "merge_size", "temporal_patch_size", "do_resize", "do_rescale", "rescale_factor", "do_normalize")
-    found = {name: getattr(image_processor, name, None) for name in names}
-    statistics = {
-        name: [float(one) for one in getattr(image_processor, name, None) or ()] for name in ("image_mean", "image_std")
-    }
+    found = {name: getattr(processor, name) for name in _PIXELS if getattr(processor, name, None) is not None}
+    statistics = {name: [float(one) for one in getattr(processor, name, None) or ()] for name in ("image_mean", "image_std")}
     # The backend (Pillow or torchvision) decides about interpolation, so its class is part of the record.
-    return {"class": type(image_processor).__name__, **found, **statistics}
+    return {"class": type(processor).__name__, **found, **statistics}
 
 
 def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

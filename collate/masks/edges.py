@@ -19,11 +19,23 @@ def content_start(text: str, start: int, stop: int, preset: MaskPreset) -> int |
             start += len(header)
             break
     else:
-        if not text.endswith(preset.assistant, 0, start):
+        rest = rest_of_header(text, start, preset)
+        if rest is None:
             return None
+        start += rest
     if preset.optional and text.startswith(preset.optional, start):
         start += len(preset.optional)
     return start
+
+
+def rest_of_header(text: str, start: int, preset: MaskPreset) -> int | None:
+    """Return how much white space of a header stands at `start`, the rest of it being before; None where none ends there."""
+    for header in preset.assistant:
+        bare = header.rstrip()
+        for given in range(len(bare), len(header) + 1):
+            if text.endswith(header[:given], 0, start) and text.startswith(header[given:], start):
+                return len(header) - given
+    return None
 
 
 def turn_stop(text: str, start: int, stop: int, preset: MaskPreset) -> int | None:

@@ -45,6 +45,10 @@ class Renderer(Protocol):
 class TokenText(Protocol):
     """What strategies need of a tokenizer."""
 
+    def __hash__(self) -> int:
+        """Return a hash: what a marker's tokens are is remembered per tokenizer."""
+        ...
+
     def decode(self, ids: Any, **kwargs: Any) -> Any:
         """Return the text of ids."""
         ...

@@ -52,7 +52,8 @@ def turns_between(found: Sequence[Found], length: int, job: MaskJob, preset: Mas
         if mark.kind == END:
             continue
         if mark.kind == OTHER:
-            roles.append(False)
+            if not (preset.end_opens_next and mark.stop == length and mark.marker in preset.ends):  # closes the last turn
+                roles.append(False)
             continue
         closing = next((one for one in found[index + 1 :] if closes(one, preset)), None)
         following = found[index + 1] if index + 1 < len(found) else None

@@ -90,6 +90,13 @@ def test_several_images_and_videos_in_a_turn(family, image):
     assert ("second_per_grid_ts" in sample) == (family == "qwen2_5_vl")
 
 
+def test_a_video_needs_its_limits():
+    encoder = tiny.encoder(videos=True, video_min_pixels=None, video_max_pixels=None)
+    video = np.zeros((2, 56, 56, 3), np.uint8)
+    with pytest.raises(UnreadableMediaError, match="give video_min_pixels and video_max_pixels"):
+        encoder.encode({"messages": [user({"type": "video", "video": video}), says("A")]})
+
+
 def test_the_same_image_from_every_holder(encoder, image, tmp_path):
     image.save(tmp_path / "a.png")
     data = tiny.png(image)

@@ -91,7 +91,8 @@ def test_glm_stops_at_the_next_marker_and_can_close_the_last_turn():
     tools = [USER, says("A", tool_calls=[call(x=1)]), {"role": "tool", "content": "7"}, says("B")]
     text = 'A<tool_call>f{"x": 1}</tool_call><|observation|>B'
     assert encode(tools, GLM)[0] == text
-    assert encode(tools, GLM, close_last_turn=True)[0] == text + "<|user|>"
+    for strategy in ("prefix", "search"):
+        assert encode(tools, GLM, close_last_turn=True, strategies=(strategy,)) == (text + "<|user|>", strategy)
 
 
 def test_weights_of_messages_are_weights_of_their_tokens():
@@ -167,6 +168,17 @@ def test_a_template_that_the_preset_does_not_describe_is_refused(template, reaso
         encode([USER, says("A")], template, preset="chatml")
 
 
+def test_a_tokenizer_without_offsets_is_searched():
+    """Where no offsets tell a real marker from a spelled one, a conversation that spells one is refused."""
+    encoder = SampleEncoder(with_template(CHATML), TEXT)
+    encoder._process._has_offsets = False
+    sample = encoder.encode({"messages": [USER, says("A")]})
+    assert encoder.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == "A<|im_end|>"
+    assert sample["mask_strategy"] == "search"
+    with pytest.raises(AssistantMaskError, match=r"prefix: .*no character offsets; search: .*spells '<\|im_start\|>'"):
+        encoder.encode({"messages": [{"role": "user", "content": EVIL}, says("A")]})
+
+
 def test_a_preset_of_ones_own():
     template = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}"
     own = MaskPreset(name="own", assistant=("[assistant]",), others=("[user]",), ends=("[end]",))
@@ -182,8 +194,9 @@ def test_a_tag_set_too_wide_or_too_narrow_is_put_right():
     )
     wide = wide.replace("{%- endgeneration %}{{- '\\n' }}", "{{- '\\n' }}{%- endgeneration %}")
     narrow = TAGGED.replace("{{- '<|im_end|>' }}{%- endgeneration %}", "{%- endgeneration %}{{- '<|im_end|>' }}")
-    assert len({TAGGED, wide, narrow}) == 3
-    for template in (TAGGED, wide, narrow):
+    inside = TAGGED.replace("assistant\\n' }}\n{%- generation %}", "assistant' }}\n{%- generation %}{{- '\\n' }}")
+    assert len({TAGGED, wide, narrow, inside}) == 4
+    for template in (TAGGED, wide, narrow, inside):
         assert encode([USER, says("A")], template) == ("A<|im_end|>", "template")
 
 
