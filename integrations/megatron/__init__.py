@@ -8,17 +8,24 @@ Signature and return value are those of the scheduler on Megatron-Core's develop
 Megatron-Core before it is called.
 """
 
+from .attention import segment_attention
 from .batch import StageBatch, get_packed_batch, next_batch
+from .forward import forward_step, model_arguments
+from .model import prepare_model
 from .next_fit import next_fit_planner
 from .session import load_state, state_of
 from .wrap import wrap_data_iterator
 
 __all__ = [
     "StageBatch",
+    "forward_step",
     "get_packed_batch",
     "load_state",
+    "model_arguments",
     "next_batch",
     "next_fit_planner",
+    "prepare_model",
+    "segment_attention",
     "state_of",
     "wrap_data_iterator",
 ]

@@ -174,7 +174,7 @@ def test_every_rank_learns_that_the_data_has_ended():
     def body():
         items = Samples([own_sample(5, n) for n in range(3)])
         wrap(items, 2)
-        iterator, count, total, _ = wrap(items, 2)
+        _, _, total, _ = wrap(items, 2)
         with pytest.raises(StopIteration):
             wrap(items, 2)
         return total

@@ -1,0 +1,37 @@
+"""Megatron-Core on a machine without a GPU: the few places where it asks for CUDA, answered for as long as a block runs."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _OnHost(TorchFunctionMode):
+    """Builds on the host what is asked for on CUDA."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def megatron_on_cpu() -> Iterator[None]:
+    """Let Megatron-Core run on the host inside the block; nothing changes where there is a GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    with (
+        mock.patch.object(torch.cuda, "current_device", lambda: torch.device("cpu")),
+        mock.patch.object(torch.cuda, "synchronize", lambda *_: None),
+        mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
+        mock.patch.object(CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext()),
+        _OnHost(),
+    ):
+        yield

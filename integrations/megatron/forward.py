@@ -1,0 +1,75 @@
+"""The forward step of Megatron-Core's schedules, on packs: nothing is padded, packed or masked here."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...models.unwrap import unwrap_model
+from .batch import StageBatch, next_batch
+from .model import check_model
+from .ranks import Ranks
+
+ForwardStep = Callable[[Any, Any], tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]
+
+
+def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    """Run one micro-batch through a pipeline stage; the `forward_step_func` of `forward_backward_func`.
+
+    The model gets what its signature names, among them the media fields of the adapter; a stage gets None for what it does
+    without.
+
+    Args:
+        data_iterator: an iterator of `wrap_data_iterator`.
+        model: a `GPTModel`, or a model around one, wrapped or not.
+
+    Returns:
+        The model's output, and the loss function: sum, count and report of `StageBatch.loss`.
+
+    Raises:
+        UnsafeModelError: a model whose positions would be wrong under context parallelism: see `prepare_model`.
+    """
+    inner = unwrap_model(model)
+    batch = next_batch(data_iterator, vp_stage=getattr(inner, "vp_stage", None), mtp_on_this_rank=_has_mtp(inner))
+    check_model(inner, Ranks.of().cp_size)
+    return model(**model_arguments(batch, inner)), batch.loss
+
+
+def model_arguments(batch: StageBatch, model: Any) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass for a micro-batch, by the names in its signature."""
+    offered = {
+        **batch.further,
+        "input_ids": batch.tokens,
+        "tokens": batch.tokens,
+        "position_ids": batch.position_ids,
+        "attention_mask": None,
+        "labels": batch.labels,
+        "loss_mask": batch.loss_mask,
+        "packed_seq_params": batch.packed_seq_params,
+        "padding_mask": padding_mask_for(batch.padding_mask, model),
+    }
+    names = _names(type(model))
+    return {name: value for name, value in offered.items() if name in names}
+
+
+def padding_mask_for(mask: torch.Tensor, model: Any) -> torch.Tensor:
+    """Return the padding mask as a stage's router takes it.
+
+    Under sequence parallelism a `GPTModel` cuts the mask beside its embedding; later stages, whose hidden states arrive cut,
+    get their part here.
+    """
+    if getattr(model, "pre_process", True) or not getattr(model.config, "sequence_parallel", False):
+        return mask
+    tp = Ranks.of().tp
+    return mask.chunk(tp.size(), dim=1)[tp.rank()]
+
+
+@functools.cache
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+
+
+def _has_mtp(model: Any) -> bool:
+    return bool(getattr(model, "mtp_process", False))
