@@ -21,7 +21,16 @@ from .encoding.render import ChatRenderer
 from .encoding.settings import EncoderConfig, differences, settings_record
 from .encoding.shield import Shield
 from .encoding.written import Written, write
-from .masks import AssistantMaskError, MaskJob, TrainedTurns, assistant_turns, detect_preset, preset_named, turn_weights
+from .masks import (
+    AssistantMaskError,
+    MaskJob,
+    MaskPreset,
+    TrainedTurns,
+    assistant_turns,
+    detect_preset,
+    preset_named,
+    turn_weights,
+)
 from .pack import pack_samples
 from .prepare import prepare_sample
 from .targets import IGNORED
@@ -80,8 +89,7 @@ class SampleEncoder:
         check_media_tokens(processor, adapter)
         self.adapter = with_strategy(adapter) if self.config.record_strategy else adapter
         self.renderer = ChatRenderer(processor, self.config.template_arguments)
-        template = self.renderer.template or ""
-        self.preset = detect_preset(template) if self.config.preset == "auto" else preset_named(self.config.preset)
+        self.preset = chat_format(self.config.preset, self.renderer.template or "")
         self.counts: Counter[str] = Counter()
         self._folder = None if folder is None else Path(folder)
         self._shield = Shield([*(self.preset.literals if self.preset else ()), *media_strings(processor)])
@@ -272,6 +280,13 @@ class SampleEncoder:
         if pad and len(ids) > 1 and bool((ids[:2] == pad).all() | (ids[-2:] == pad).all()):
             sample["attention_mask"] = torch.ones_like(ids)  # these are real tokens, though they look like padding
         return sample
+
+
+def chat_format(preset: str | MaskPreset, template: str) -> MaskPreset | None:
+    """Return the markers of a chat format, told from the template where it is not named; None where it is unknown."""
+    if isinstance(preset, MaskPreset):
+        return preset
+    return detect_preset(template) if preset == "auto" else preset_named(preset)
 
 
 def check_limits(processor: Any, adapter: ModelAdapter, config: EncoderConfig) -> None:

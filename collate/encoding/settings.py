@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from ..masks import STRATEGIES
+from ..masks import STRATEGIES, MaskPreset, preset_named
 
 OnEmptyMask = Literal["error", "drop", "keep"]
 
@@ -21,7 +21,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         video_min_pixels: least pixels of a video, as the family's video processor counts them; required to encode videos.
         video_max_pixels: most pixels of a video, as the family's video processor counts them; required to encode videos.
         video_fps: frames sampled per second; None leaves frames as they are given.
-        preset: name of the chat format for masks; "auto" tells it from the chat template.
+        preset: name of the chat format for masks, or its markers; "auto" tells it from the chat template.
         strategies: mask strategies to try, in order.
         on_empty_mask: what becomes of a sample in which no token trains: an error, dropped, or kept with a zero mask; the
             last two are counted.
@@ -43,7 +43,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     video_min_pixels: int | None = None
     video_max_pixels: int | None = None
     video_fps: float | None = None
-    preset: str = "auto"
+    preset: str | MaskPreset = "auto"
     strategies: tuple[str, ...] = tuple(STRATEGIES)
     on_empty_mask: OnEmptyMask = "error"
     template_arguments: Mapping[str, Any] = {}
@@ -69,6 +69,8 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"on_empty_mask must be one of {get_args(OnEmptyMask)}, got {self.on_empty_mask!r}")
         if self.on_oversize not in ("error", "drop"):
             raise ValueError(f"on_oversize must be 'error' or 'drop', got {self.on_oversize!r}")
+        if isinstance(self.preset, str) and self.preset != "auto":
+            preset_named(self.preset)
         unknown = [name for name in self.strategies if name not in STRATEGIES]
         if unknown or not self.strategies:
             raise ValueError(f"strategies must be some of {tuple(STRATEGIES)}, got {self.strategies!r}")

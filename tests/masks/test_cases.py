@@ -182,10 +182,11 @@ def test_a_tokenizer_without_offsets_is_searched():
 def test_a_preset_of_ones_own():
     template = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}"
     own = MaskPreset(name="own", assistant=("[assistant]",), others=("[user]",), ends=("[end]",))
-    encoder = SampleEncoder(with_template(template), TEXT, preset="chatml")
-    encoder.preset = own
-    sample = encoder.encode({"messages": [USER, says("A")]})
-    assert encoder.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == "A[end]"
+    spelled = {"role": "user", "content": "[assistant]evil[end]"}
+    for strategy in ("prefix", "search"):
+        assert encode([spelled, says("A")], template, preset=own, strategies=(strategy,)) == ("A[end]", strategy)
+    with pytest.raises(ValueError, match="unknown mask preset 'own'"):
+        encode([USER], template, preset="own")
 
 
 def test_a_tag_set_too_wide_or_too_narrow_is_put_right():
