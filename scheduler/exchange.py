@@ -25,6 +25,11 @@ class Exchanger:
         self._pin = pin
         self._outgoing = torch.empty(0, dtype=torch.uint8)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory held between steps: the largest outgoing buffer so far, and what the transport keeps for received ones."""
+        return self._outgoing.numel() + int(getattr(self._transport, "buffer_bytes", 0))
+
     def __call__(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
         """Send the samples that leave this rank and receive those that come.
 

@@ -102,6 +102,11 @@ class Preparer:
         )
 
     @property
+    def buffer_bytes(self) -> int:
+        """Memory held for the exchange, in bytes."""
+        return self._exchanger.buffer_bytes
+
+    @property
     def waiting(self) -> list[Described]:
         """Samples that were read and belong to no step yet."""
         return list(self._reader.waiting)

@@ -146,6 +146,11 @@ class PackingScheduler(Iterator[PackedStep]):
         """The settings, with what the adapter filled in."""
         return self._config
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Host memory that this rank holds for the exchange: its largest outgoing buffer and a few received ones, in bytes."""
+        return self._preparer.buffer_bytes
+
     def __iter__(self) -> Self:
         return self
 

@@ -23,6 +23,11 @@ class BufferPool:
         self._most = most
         self._kept: list[np.ndarray] = []
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers kept."""
+        return sum(buffer.size for buffer in self._kept)
+
     def take(self, size: int) -> np.ndarray:
         """Return uint8 `[size]`, contents undefined."""
         for buffer in self._kept:

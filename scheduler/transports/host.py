@@ -32,6 +32,11 @@ class HostTransport:
         self._pool = BufferPool(pin=pin)
         self._aborted = False
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory held for received blocks."""
+        return self._pool.nbytes
+
     def gather(self, data: np.ndarray) -> np.ndarray:
         out = torch.empty(self.num_ranks * data.size, dtype=torch.uint8)
         mine = torch.from_numpy(data)

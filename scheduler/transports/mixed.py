@@ -19,6 +19,11 @@ class MixedTransport:
         self.rank, self.num_ranks = rows.rank, rows.num_ranks
         self._rows, self._blocks = rows, blocks
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory held for received blocks."""
+        return int(getattr(self._blocks, "buffer_bytes", 0))
+
     def gather(self, data: np.ndarray) -> np.ndarray:
         return self._rows.gather(data)
 

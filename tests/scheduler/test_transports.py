@@ -163,3 +163,19 @@ def test_only_moved_samples_travel():
 
 def test_a_row_takes_at_most_32_bytes():
     assert [row_dtype(phases).itemsize for phases in (1, 2, 3)] == [32, 40, 48]
+
+
+def test_memory_of_the_exchange_is_bounded_and_reported():
+    def fn(rank, num_ranks):
+        source = [image_sample([(1, 16, 16)], f"{rank}-{index}", text=5 + 40 * rank, seed=index) for index in range(48)]
+        held, sent = [], []
+        with open_scheduler(source, adapter=VISION, movement="free", max_tokens=400) as scheduler:
+            for step in scheduler:
+                [batch.total_tokens for batch in step]
+                held.append(scheduler.buffer_bytes)
+                sent.append(step.plan.moved_bytes)
+        return held, sent
+
+    for held, sent in run_ranks(fn, 2, backend="gloo"):
+        # One outgoing buffer, and at most four received ones with an eighth of room each.
+        assert 0 < max(held) <= (1 + 4 * 9 / 8) * max(sent)
