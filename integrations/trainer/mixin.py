@@ -1,0 +1,263 @@
+"""`PackedTrainerMixin`: a Trainer whose batches are balanced packs."""
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...collate import PackedBatch
+from ...core import Field, UnsafeModelError
+from ...models import ModelAdapter
+from ...models.unwrap import unwrap_model
+from ...scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig
+from .checkpoint import load_state, save_state
+from .evaluation import Totals, from_all_ranks, padded
+from .records import Records
+from .settings import eval_config, refuse_arguments, refuse_parts, train_config
+from .setup import adapter_of, is_lora, prepare_for_packs
+from .source import Encode, Reading, source_of
+from .stream import StepStream, epoch_steps, loader_of
+
+#: What the mixin stands in front of: `transformers.Trainer`, or a class derived from it.
+_Trainer: Any = object
+
+
+class PackedTrainerMixin(_Trainer):  # type: ignore[misc]
+    """Packs the batches of a Trainer; put it in front: `class MyTrainer(PackedTrainerMixin, Trainer)`.
+
+    One batch of the Trainer is one `PackedStep`: `per_device_train_batch_size` samples per rank make one optimizer step, which
+    runs as the micro-batches that `max_tokens` allows, with one reduction of the gradients. The optimizer, schedules, callbacks,
+    checkpoints and clipping are the Trainer's.
+
+    Args:
+        *args: the Trainer's.
+        packing: the scheduler's settings. In a mapping, `samples_per_step`, `sync`, `on_exhausted` and `timeout` follow
+            from the Trainer's arguments.
+        encode: from a row of the datasets to a sample, such as `SampleEncoder.encode`; None where rows are samples.
+        adapter: the model family; default: that of the model.
+        fields: further fields of the samples.
+        cost: cost of a sample; default: that of the model.
+        **kwargs: the Trainer's.
+
+    Raises:
+        ValueError: arguments of the Trainer that cannot work with packing.
+        UnsafeModelError: a model that would mix the samples of a pack.
+
+    Example:
+        >>> class MyTrainer(PackedTrainerMixin, Trainer): ...                              # doctest: +SKIP
+        >>> trainer = MyTrainer(model, args, train_dataset=samples, packing={"max_tokens": 8192})  # doctest: +SKIP
+        >>> trainer.train()                                                                # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        packing: SchedulerConfig | Mapping[str, Any],
+        encode: Encode | None = None,
+        adapter: ModelAdapter | None = None,
+        fields: Iterable[Field] = (),
+        cost: CostModel | None = None,
+        **kwargs: Any,
+    ) -> None:
+        refuse_parts(inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments)
+        super().__init__(*args, **kwargs)
+        refuse_arguments(self.args)
+        prepare_for_packs(self.model)
+        self._packing_adapter = adapter or adapter_of(self.model)
+        self._packing_encode, self._packing_fields = encode, tuple(fields)
+        is_sharded = self.is_fsdp_enabled or getattr(self, "is_distributed_loading_by_transformers", False)
+        self._packing_config = train_config(packing, self.args, is_sharded=is_sharded)
+        self._packing_cost = cost or CostModel.from_config(
+            unwrap_model(self.model).config,
+            trained_modalities=self._packing_adapter.trained_modalities,
+            lora=is_lora(self.model),
+        )
+        self._packing_stream: StepStream | None = None
+        self._packing_records = Records()
+
+    # Data
+
+    def get_train_dataloader(self) -> Any:
+        """Return a loader of this rank's steps."""
+        if self.train_dataset is None:
+            raise ValueError("Trainer: training requires a train_dataset.")
+        self._close_packing()
+        shuffles = self.args.train_sampling_strategy == "random"
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        self._packing_stream = self._steps_of(self.train_dataset, self._packing_config, seed if shuffles else None)
+        return loader_of(self._packing_stream)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return a loader of the steps that evaluate a dataset, or the one of a name in `eval_dataset`."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if dataset is None:
+            raise ValueError("Trainer: evaluation requires an eval_dataset.")
+        return self.get_test_dataloader(dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return a loader of the steps that predict a dataset."""
+        return loader_of(self._steps_of(test_dataset, eval_config(self._packing_config, self.args), None))
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the number of samples of an epoch over all ranks."""
+        stream = dataloader.dataset
+        if stream.num_samples is not None:
+            return int(stream.num_samples)
+        return int(len(dataloader) * self.args.train_batch_size * self.args.world_size)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], None]:
+        """Return the next step; the number of its targets is the scheduler's to know."""
+        return list(itertools.islice(epoch_iterator, num_batches)), None
+
+    def _steps_of(self, dataset: Any, config: SchedulerConfig, seed: int | None) -> StepStream:
+        args, groups = self.args, ProcessGroups.from_world()
+        dataset = self._declared_columns(dataset)
+        loader = {
+            "num_workers": args.dataloader_num_workers,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+        }
+        reading = Reading(rank=groups.rank, num_ranks=groups.num_ranks, seed=seed, encode=self._packing_encode, loader=loader)
+        scheduler = PackingScheduler(
+            source_of(dataset, reading),
+            config=config,
+            adapter=self._packing_adapter,
+            groups=groups,
+            cost=self._packing_cost,
+            fields=self._packing_fields,
+        )
+        size = len(dataset) if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") else None
+        return StepStream(scheduler, num_samples=size, num_steps=epoch_steps(size, groups.num_ranks, scheduler))
+
+    def _declared_columns(self, dataset: Any) -> Any:
+        """Leave out the columns of a `datasets` table that no field is declared for, as `remove_unused_columns` says."""
+        columns = getattr(dataset, "column_names", None)
+        if not self.args.remove_unused_columns or self._packing_encode is not None or not isinstance(columns, list):
+            return dataset
+        declared = {"attention_mask", *(field.name for field in (*self._packing_adapter.fields, *self._packing_fields))}
+        return dataset.select_columns([name for name in columns if name in declared])
+
+    # Training
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does, and close the scheduler at the end."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self._close_packing()
+
+    def training_step(self, model: nn.Module, inputs: PackedStep, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Run the micro-batches of a step, backward passes included; gradients are reduced in the last one only.
+
+        Returns:
+            This rank's share of the loss, times the number of ranks: their mean is the step's loss.
+        """
+        if self.args.world_size > 1 and not (hasattr(model, "no_sync") or hasattr(model, "set_requires_gradient_sync")):
+            raise UnsafeModelError(f"{type(model).__name__} is in no wrapper that reduces gradients over the ranks")
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()  # schedule-free optimizers
+        total = torch.zeros((), device=self.args.device)
+        for batch in inputs:
+            batch = batch.to(self.args.device)
+            with inputs.sync_on_last(model, batch):
+                loss = inputs.loss(self._packed_logits(model, batch), batch)
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        self._packing_records.add(inputs.stats)
+        return total
+
+    def _packed_logits(self, model: nn.Module, batch: PackedBatch) -> torch.Tensor:
+        with self.compute_loss_context_manager():
+            logits: torch.Tensor = model(**batch.forward_kwargs(model)).logits
+        return logits
+
+    def floating_point_ops(self, inputs: PackedStep) -> int:
+        """Return an estimate of the operations of this rank's packs: 6 per token and parameter."""
+        rank = ProcessGroups.from_world().rank
+        return 6 * int(inputs.plan.padded[rank].sum()) * int(self.model.num_parameters(exclude_embeddings=True))
+
+    def _track_num_input_tokens(self, inputs: PackedStep) -> None:
+        # Every rank knows the tokens of the whole group: nothing is gathered, so they are always counted.
+        counts_all = self.args.include_num_input_tokens_seen in (True, "all")
+        self.state.num_input_tokens_seen += inputs.stats.padded_tokens if counts_all else inputs.stats.tokens
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, with the tokens seen so far and the means of the packing's figures since the last time beside a loss."""
+        if "loss" in logs:
+            logs.update(self._packing_records.take())
+            logs["tokens_seen"] = self.state.num_input_tokens_seen
+        super().log(logs, start_time)
+
+    # Checkpoints
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        # The Trainer calls this on every rank of a checkpoint that can be resumed.
+        super()._save_rng_state(output_dir)
+        if self._packing_stream is not None:
+            save_state(self._packing_stream.scheduler, output_dir, self.args.process_index)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        stream = self._packing_stream
+        if checkpoint is None or stream is None or self.args.ignore_data_skip:
+            return
+        load_state(stream.scheduler, checkpoint, self.args.process_index, self.args.world_size)
+        steps = self.state.max_steps if stream.num_steps is None else stream.num_steps
+        stream.placeholders = self.state.global_step % max(1, steps)
+
+    def _close_packing(self) -> None:
+        if self._packing_stream is not None:
+            self._packing_stream.close()
+            self._packing_stream = None
+
+    # Evaluation
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate or predict: every sample once; the loss is the mean over all targets, not over batches."""
+        from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
+
+        args, model = self.args, self._evaluated_model()
+        loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        model.eval()
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        totals = Totals(reduce=self.preprocess_logits_for_metrics, keeps=not loss_only, device=args.device)
+        try:
+            for step in dataloader:
+                with torch.no_grad(), self.accelerator.autocast():
+                    totals.add(step, lambda batch: self._packed_logits(model, batch), args.device)
+                self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
+        finally:
+            dataloader.dataset.close()
+        predictions = padded(from_all_ranks(totals.predictions, args.world_size))
+        labels = padded(from_all_ranks(totals.labels, args.world_size))
+        metrics: dict[str, Any] = {}
+        if self.compute_metrics is not None and predictions is not None:
+            metrics = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
+        metrics = {"loss": totals.loss(), **denumpify_detensorize(metrics)}
+        prefix = f"{metric_key_prefix}_"
+        metrics = {key if key.startswith(prefix) else prefix + key: value for key, value in metrics.items()}
+        return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=totals.num_samples)
+
+    def _evaluated_model(self) -> Any:
+        if self.is_fsdp_enabled and self.model_wrapped is self.model and not self.accelerator._models:
+            self.model = self.model_wrapped = self.accelerator.prepare(self.model)
+        # Otherwise it is left as it is: accelerate would take a model that it prepared for an evaluation for one that is
+        # ready to train, and never put it into DDP.
+        return self.model

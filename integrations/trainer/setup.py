@@ -1,0 +1,48 @@
+"""Set a model up for packs, and see which of its parts are trained."""
+
+from typing import Any
+
+from torch import nn
+
+from ...models import ModelAdapter, adapter_for, prepare_model
+from ...models.prepare import decoder_of
+from ...models.unwrap import is_transformers_model, unwrap_model
+
+
+def prepare_for_packs(model: nn.Module) -> None:
+    """Set a model up in place; flash attention that the user chose stays.
+
+    Raises:
+        UnsafeModelError: a model that cannot be made to keep segments apart.
+    """
+    inner: Any = unwrap_model(model)
+    chosen = str(getattr(getattr(inner, "config", None), "_attn_implementation", ""))
+    prepare_model(model)
+    if "flash" in chosen and is_transformers_model(inner):
+        # Under mixed precision the weights are fp32 here, so that flash attention does not seem to be possible.
+        inner.set_attn_implementation(chosen)
+
+
+def adapter_of(model: nn.Module) -> ModelAdapter:
+    """Return the adapter of a model; its towers count as trained where anything outside of the decoder is.
+
+    Raises:
+        ValueError: a model of no known family.
+    """
+    inner: Any = unwrap_model(model)
+    adapter = adapter_for(inner.config)
+    return adapter if trains_towers(inner) else adapter_for(inner.config, trained_modalities=())
+
+
+def trains_towers(model: nn.Module) -> bool:
+    """Return whether a parameter outside of the decoder and the output layer is trained."""
+    inner: Any = model
+    output = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    text = [decoder_of(inner), *([output] if output is not None else [])]
+    known = {id(parameter) for part in text for parameter in part.parameters()}
+    return any(parameter.requires_grad and id(parameter) not in known for parameter in inner.parameters())
+
+
+def is_lora(model: nn.Module) -> bool:
+    """Return whether a model trains adapters of PEFT."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
