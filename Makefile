@@ -11,10 +11,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test lint demo bench bench-planner clean
+.PHONY: help venv test lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions clean
 
 help:
-	@echo "make demo | test | lint | bench | bench-planner | venv | clean"
+	@echo "make demo | test | lint | bench | bench-{planner,exchange,overhead,packing,positions} | venv | clean"
 
 venv: $(STAMP)
 
@@ -38,10 +38,10 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner
+bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions
 
-bench-planner: $(STAMP)
-	$(BIN)/python -m benchmarks.planner $(BENCH_ARGS)
+bench-planner bench-exchange bench-overhead bench-packing bench-positions: bench-%: $(STAMP)
+	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -83,7 +83,7 @@ class Block(msgspec.Struct, frozen=True):
             )
         )
         sizes = [value.numel() * value.element_size() for _, value in tensors]
-        direct = all(value.device.type == "cpu" and value.is_contiguous() for _, value in tensors)
+        direct = all(_lies_plain(value) for _, value in tensors)
         parts = [(value.data_ptr(), size) for (_, value), size in zip(tensors, sizes, strict=True)] if direct else []
         return cls(sample, header, _PREFIX.size + aligned(len(header)) + sum(map(aligned, sizes)), tuple(parts))
 
@@ -116,8 +116,13 @@ class Block(msgspec.Struct, frozen=True):
         """Bring every tensor to the host in one piece, one after the other."""
         for value in self.sample.values.values():
             if isinstance(value, torch.Tensor):
-                piece = value.detach().cpu().contiguous()
+                piece = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
                 yield piece.data_ptr(), piece.numel() * piece.element_size()
+
+
+def _lies_plain(value: torch.Tensor) -> bool:
+    """Return whether a tensor's memory holds its values, in order, on the host."""
+    return value.device.type == "cpu" and value.is_contiguous() and not (value.is_conj() or value.is_neg())
 
 
 def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None = None) -> Sample:

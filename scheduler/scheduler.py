@@ -100,6 +100,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._stats: StepStats | None = None
         self._failure: BaseException | None = None
         self._closed = False
+        self._ended = False
         self._behind: Checkpoint | None = None
         self._in_flight: deque[Prepared] = deque()
 
@@ -152,6 +153,7 @@ class PackingScheduler(Iterator[PackedStep]):
         return self._preparer.buffer_bytes
 
     def __iter__(self) -> Self:
+        self._ended = False
         return self
 
     def __next__(self) -> PackedStep:
@@ -159,6 +161,8 @@ class PackingScheduler(Iterator[PackedStep]):
             raise RuntimeError("the scheduler is closed")
         if self._failure is not None:
             raise self._failure
+        if self._ended:
+            raise StopIteration
         if self._prefetcher is None:
             self._begin_epoch()
         assert self._prefetcher is not None
@@ -170,6 +174,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._in_flight.popleft()
         self._behind = prepared.behind
         if prepared.step is None:
+            self._ended = True  # until somebody iterates again
             self._end_epoch()
             raise StopIteration
         self._stats = prepared.step.stats

@@ -77,7 +77,7 @@ def test_tensors_of_a_received_block_are_views():
 
 
 def test_tensors_that_are_not_contiguous_travel():
-    values = {"a": torch.arange(12).reshape(3, 4).T, "b": torch.arange(10)[::2]}
+    values = {"a": torch.arange(12).reshape(3, 4).T, "b": torch.arange(10)[::2], "c": torch.full((3,), 1 + 2j).conj()}
     got = read_block(written(sample_of(values)))
     assert all(torch.equal(got.tensor(name), value) for name, value in values.items())
 

@@ -174,6 +174,9 @@ def test_each_epoch_reads_the_source_anew_and_a_broken_loop_goes_on():
                 break
         again += [names_of(step) for step in scheduler]
         assert again == first
+        with pytest.raises(StopIteration):
+            next(scheduler)  # only a new loop begins a new epoch
+        assert names_of(next(iter(scheduler))) == first[0]
         with pytest.raises(TypeError, match=r"no len|object of type"):
             len(open_scheduler(iter([])))
 
