@@ -98,7 +98,11 @@ class Describer:
         where = f"rank {self._rank}, sample {index if name is None else repr(name)}"
         sample = raw if isinstance(raw, Sample) else prepare_sample(raw, adapter=self._adapter, where=where)
         fitted = self._fit(sample, where)
-        return None if fitted is None else self.described(self._cast(fitted), where)
+        if fitted is None:
+            return None
+        if self._budget is not None and fitted.num_tokens > self._budget:
+            raise OversizeSampleError(f"{where}: {fitted.num_tokens} tokens exceed tokens_per_step={self._budget}")
+        return self.described(self._cast(fitted), where)
 
     def described(self, sample: Sample, where: str) -> Described:
         """Describe a sample that was checked before."""
@@ -126,8 +130,6 @@ class Describer:
         return np.zeros(0, self._row_dtype)
 
     def _fit(self, sample: Sample, where: str) -> Sample | None:
-        if self._budget is not None and sample.num_tokens > self._budget:
-            raise OversizeSampleError(f"{where}: {sample.num_tokens} tokens exceed tokens_per_step={self._budget}")
         padded = -(-sample.num_tokens // self._align) * self._align
         if padded <= self.capacity:
             return sample

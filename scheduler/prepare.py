@@ -2,49 +2,28 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..core import CorruptBlockError, EvenpackError, PeerLostError, Sample
 from ..core.fields import dtype_of
-from .budget import rounds_within
+from .bring import Bringer
 from .channel import Channel
 from .collect import Reader
 from .describe import Described, Describer
 from .exchange import Exchanger, plan_number
 from .gather import Gatherer, RankState
 from .lists import plan_lists
-from .outliers import waiting_outliers
 from .plan import SampleTable, StepPlan
 from .relay import Relay
-from .rows import Gathered, note_of, with_note
+from .rows import Gathered, note_of
 from .state import Checkpoint
 from .stats import step_stats
 from .step import PackedStep, StepContext
 from .transports import TransportError
 
 Planner = Callable[..., StepPlan]
-
-
-_NOBODY = np.zeros(0, np.int64)
-
-
-class Brought(NamedTuple):
-    """What goes into a step.
-
-    Attributes:
-        mine: this rank's samples of the step, in table order.
-        gathered: everyone's rows.
-        waits: for every deferred sample of the group, the steps it has waited.
-        fresh: what this rank took from its source for the step, deferred samples among it.
-    """
-
-    mine: list[Described]
-    gathered: Gathered
-    waits: np.ndarray
-    fresh: list[Described]
 
 
 class Preparer:
@@ -82,6 +61,9 @@ class Preparer:
         self._context = context
         self._relay = relay
         self._exchanger = Exchanger(channel.steps, pin=context.pin)
+        self._bring = Bringer(
+            reader, config=context.config, rank=context.rank, num_ranks=channel.steps.num_ranks, gather=self._gather
+        )
         self._digest = 0
         self._ended = False
         self.step = 0
@@ -138,7 +120,7 @@ class Preparer:
     def _make(self) -> "Prepared":
         started = time.monotonic()
         self._channel.heartbeat.at(f"collecting step {self.step}")
-        mine, gathered, waits, fresh = self._brought()
+        mine, gathered, waits, fresh = self._bring()
         if not len(gathered) or self._stops(gathered):
             self._ended = True
             return Prepared(None, self.checkpoint(in_epoch=False), ())
@@ -167,53 +149,6 @@ class Preparer:
             media_dtype=dtype_of(pixels),
         )
         return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh))
-
-    def _brought(self) -> "Brought":
-        config = self._context.config
-        if config.scope == "microbatch":
-            mine = self._read_lists(config.num_microbatches or 1)
-            return Brought(mine, self._gather(mine), _NOBODY, mine)
-        if config.tokens_per_step is not None:
-            return self._brought_by_tokens(config.tokens_per_step)
-        assert config.samples_per_step is not None
-        self._reader.fill(config.samples_per_step)
-        mine = self._reader.take(config.samples_per_step)
-        if config.defer is None:
-            return Brought(mine, self._gather(mine), _NOBODY, mine)
-        return self._brought_with_deferral(mine, config.defer)
-
-    def _brought_with_deferral(self, fresh: list[Described], limit: int) -> "Brought":
-        reader = self._reader
-        mine = [*reader.deferred, *((item, 0) for item in fresh)]
-        noted = [msgspec.structs.replace(item, row=with_note(item.row, waited)) for item, waited in mine]
-        gathered = self._gather(noted)
-        waits = waiting_outliers(gathered, num_ranks=self._channel.steps.num_ranks, limit=limit)
-        mine_wait = waits[gathered.home == self._context.rank].tolist()
-        reader.deferred = [(item, waited + 1) for (item, waited), wait in zip(mine, mine_wait, strict=True) if wait]
-        kept = [item for (item, _), wait in zip(mine, mine_wait, strict=True) if not wait]
-        return Brought(kept, gathered.select(~waits), note_of(gathered.rows[waits]) + 1, fresh)
-
-    def _read_lists(self, count: int) -> list[Described]:
-        mine: list[Described] = []
-        for index in range(count):
-            items = self._reader.read_list()
-            if items is None:
-                break
-            mine += [msgspec.structs.replace(item, row=with_note(item.row, index)) for item in items]
-        return mine
-
-    def _brought_by_tokens(self, budget: int) -> "Brought":
-        reader, num_ranks = self._reader, self._channel.steps.num_ranks
-        wanted = -(-budget // num_ranks)
-        while True:
-            reader.fill_tokens(wanted)
-            gathered = self._gather(reader.waiting)
-            taken, enough = rounds_within(gathered, budget=budget, num_ranks=num_ranks)
-            if enough:
-                chosen = gathered.select(taken)
-                mine = reader.take(int(chosen.counts(num_ranks)[self._context.rank]))
-                return Brought(mine, chosen, _NOBODY, mine)
-            wanted *= 2  # some rank ran out of waiting samples before the budget did: all look further ahead
 
     def _gather(self, mine: list[Described], error: BaseException | None = None) -> Gathered:
         self._channel.heartbeat.at(f"gathering step {self.step}")

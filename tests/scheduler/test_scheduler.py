@@ -214,6 +214,15 @@ def test_token_budget_takes_the_longest_prefix(budget, counts):
     assert got == reference_budget(sources, budget)
 
 
+def test_what_is_dropped_is_counted_however_often_ranks_look_ahead():
+    def fn(rank, num_ranks):
+        source = [text_sample(200 if index % 5 == 1 else 2, f"{rank}-{index}") for index in range(50 if rank else 5)]
+        with open_scheduler(source, tokens_per_step=20, max_tokens=100, oversize="drop") as scheduler:
+            return sum(step.stats.num_dropped for step in scheduler)
+
+    assert set(run_ranks(fn, 2)) == {11}
+
+
 def test_a_sample_above_the_token_budget_is_an_error():
     with pytest.raises(EvenpackError, match="tokens_per_step"):
         drain(open_scheduler([text_sample(60, "big")], tokens_per_step=50))
