@@ -5,13 +5,14 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evenpack.core import CorruptBlockError, Sample, SampleLayout
 from evenpack.core.fields import TENSOR_DTYPES, dtype_of
 from evenpack.scheduler.blocks import ALIGN, Block, read_block
 from evenpack.scheduler.checksum import checksum
+
+#: Mutated blocks; a nightly run takes 100,000.
+NUM_MUTATED = int(os.environ.get("EVENPACK_FUZZ_BLOCKS", "2000"))
 
 
 def sample_of(values, *, shifted=False, sample_id="s", runs=(), seconds=()):
@@ -110,23 +111,36 @@ def resealed(raw):
     raw[32:40].view(np.uint64)[0] = checksum(raw, at=4)
 
 
-@settings(max_examples=int(os.environ.get("EVENPACK_FUZZ_BLOCKS", "400")), deadline=None)
-@given(data=st.data())
-def test_mutated_blocks_give_a_named_error_or_a_sample(data):
-    """Also where the checksum fits by design of an attacker: never a crash, never more memory than the block."""
+def test_mutated_blocks_give_a_named_error_or_a_sample():
+    """Also where the checksum fits, as by design of an attacker: never a crash, never more memory than the block."""
+    rng = np.random.default_rng(0)
     sample = sample_of({"input_ids": torch.arange(5), "pixels": torch.ones(4, 3)}, runs=[[0, 4, 1, 1, 4, 4]], seconds=[0.0])
-    buffer = written(sample)
-    raw = buffer.numpy()
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        resealed(raw)
-    try:
-        got = read_block(buffer)
-    except CorruptBlockError:
-        return
-    total = sum(value.numel() * value.element_size() for value in got.values.values() if isinstance(value, torch.Tensor))
-    assert total <= len(raw)
+    original = written(sample)
+    refused = 0
+    for _ in range(NUM_MUTATED):
+        buffer = original.clone()
+        raw = buffer.numpy()
+        places = rng.integers(0, len(raw), rng.integers(1, 5))
+        raw[places] = rng.choice([0, 1, 127, 128, 255, int(rng.integers(256))], len(places))
+        if rng.random() < 0.7:
+            resealed(raw)
+        try:
+            got = read_block(buffer)
+        except CorruptBlockError:
+            refused += 1
+            continue
+        tensors = [value for value in got.values.values() if isinstance(value, torch.Tensor)]
+        assert sum(value.numel() * value.element_size() for value in tensors) <= len(raw)
+    assert 0 < refused < NUM_MUTATED
+
+
+def test_every_change_of_one_byte_is_noticed():
+    original = written(sample_of({"input_ids": torch.arange(5), "pixels": torch.ones(4, 3)}))
+    for place in range(original.numel()):
+        buffer = original.clone()
+        buffer[place] ^= 1 << (place % 8)
+        with pytest.raises(CorruptBlockError):
+            read_block(buffer)
 
 
 def test_sizes_are_aligned():
