@@ -26,12 +26,15 @@ def megatron_on_cpu() -> Iterator[None]:
         yield
         return
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+    from megatron.core.transformer.moe import moe_utils
 
     with (
         mock.patch.object(torch.cuda, "current_device", lambda: torch.device("cpu")),
         mock.patch.object(torch.cuda, "synchronize", lambda *_: None),
         mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
         mock.patch.object(CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext()),
+        # 0.16 looks for Transformer Engine's multiplication without asking whether it is there.
+        mock.patch.object(moe_utils, "te_general_gemm", None, create=True),
         _OnHost(),
     ):
         yield

@@ -39,7 +39,8 @@ class ItemScheduler(PackingScheduler):
 
     def _build(self, adapter: ModelAdapter, cost: SampleCost, planner: Planner) -> Preparer:
         preparer = super()._build(adapter, cost, planner)
-        preparer._reader = ItemReader(self._source, self._describer)
+        # The reader is held in several places, and only how it counts is to change.
+        preparer._reader.__class__ = ItemReader
         return preparer
 
 
