@@ -14,22 +14,20 @@ from ...models import ModelAdapter
 from ...models.unwrap import unwrap_model
 from ...scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig
 from .checkpoint import load_state, save_state
-from .evaluation import Totals, from_all_ranks, padded
+from .evaluate import PackedEvaluation
 from .records import Records
 from .settings import eval_config, refuse_arguments, refuse_parts, train_config
 from .setup import adapter_of, is_lora, prepare_for_packs
 from .source import Encode, Reading, source_of
 from .stream import StepStream, epoch_steps, loader_of
-
-#: What the mixin stands in front of: `transformers.Trainer`, or a class derived from it.
-_Trainer: Any = object
+from .weights import restore_weights
 
 
-class PackedTrainerMixin(_Trainer):  # type: ignore[misc]
+class PackedTrainerMixin(PackedEvaluation):
     """Packs the batches of a Trainer; put it in front: `class MyTrainer(PackedTrainerMixin, Trainer)`.
 
     One batch of the Trainer is one `PackedStep`: `per_device_train_batch_size` samples per rank make one optimizer step, which
-    runs as the micro-batches that `max_tokens` allows, with one reduction of the gradients. The optimizer, schedules, callbacks,
+    runs as the micro-batches that `max_tokens` allows, with one reduction of the gradients. Optimizer, schedules, callbacks,
     checkpoints and clipping are the Trainer's.
 
     Args:
@@ -51,6 +49,8 @@ class PackedTrainerMixin(_Trainer):  # type: ignore[misc]
         >>> trainer = MyTrainer(model, args, train_dataset=samples, packing={"max_tokens": 8192})  # doctest: +SKIP
         >>> trainer.train()                                                                # doctest: +SKIP
     """
+
+    model: Any
 
     def __init__(
         self,
@@ -204,6 +204,16 @@ class PackedTrainerMixin(_Trainer):  # type: ignore[misc]
         if self._packing_stream is not None:
             save_state(self._packing_stream.scheduler, output_dir, self.args.process_index)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if not self.is_fsdp_enabled:
+            restore_weights(self.model if model is None else model, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if not self.is_fsdp_enabled:
+            restore_weights(self.model, self.state.best_model_checkpoint)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         stream = self._packing_stream
@@ -217,47 +227,3 @@ class PackedTrainerMixin(_Trainer):  # type: ignore[misc]
         if self._packing_stream is not None:
             self._packing_stream.close()
             self._packing_stream = None
-
-    # Evaluation
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
-        """Evaluate or predict: every sample once; the loss is the mean over all targets, not over batches."""
-        from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
-
-        args, model = self.args, self._evaluated_model()
-        loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        model.eval()
-        if callable(getattr(self.optimizer, "eval", None)):
-            self.optimizer.eval()
-        self.callback_handler.eval_dataloader = dataloader
-        totals = Totals(reduce=self.preprocess_logits_for_metrics, keeps=not loss_only, device=args.device)
-        try:
-            for step in dataloader:
-                with torch.no_grad(), self.accelerator.autocast():
-                    totals.add(step, lambda batch: self._packed_logits(model, batch), args.device)
-                self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
-        finally:
-            dataloader.dataset.close()
-        predictions = padded(from_all_ranks(totals.predictions, args.world_size))
-        labels = padded(from_all_ranks(totals.labels, args.world_size))
-        metrics: dict[str, Any] = {}
-        if self.compute_metrics is not None and predictions is not None:
-            metrics = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
-        metrics = {"loss": totals.loss(), **denumpify_detensorize(metrics)}
-        prefix = f"{metric_key_prefix}_"
-        metrics = {key if key.startswith(prefix) else prefix + key: value for key, value in metrics.items()}
-        return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=totals.num_samples)
-
-    def _evaluated_model(self) -> Any:
-        if self.is_fsdp_enabled and self.model_wrapped is self.model and not self.accelerator._models:
-            self.model = self.model_wrapped = self.accelerator.prepare(self.model)
-        # Otherwise it is left as it is: accelerate would take a model that it prepared for an evaluation for one that is
-        # ready to train, and never put it into DDP.
-        return self.model

@@ -170,7 +170,7 @@ def source_of(dataset: Any, reading: Reading) -> Any:
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return SharedDataset(dataset, reading)
     if type(dataset).__module__.partition(".")[0] == "datasets" and reading.num_ranks > 1 and dataset._distributed is None:
-        from datasets.distributed import split_dataset_by_node
+        from datasets.distributed import split_dataset_by_node  # type: ignore[import-untyped]
 
         dataset = split_dataset_by_node(dataset, rank=reading.rank, world_size=reading.num_ranks)
     source = as_source(dataset)

@@ -108,6 +108,12 @@ def test_kinds_of_datasets(dataset, kind, expected):
     assert type(source) is kind and list(source) == expected
 
 
+def test_workers_encode():
+    """A worker process reads and encodes; the order stays."""
+    reading = Reading(encode=double, loader={"num_workers": 1})
+    assert list(SharedDataset([1, 2, 3, 4], reading)) == [2, 4, [], 8]
+
+
 def test_streaming_dataset_is_split():
     from datasets import Dataset
 

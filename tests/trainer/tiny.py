@@ -66,9 +66,10 @@ def samples(count):
 def arguments(folder, **settings):
     """Return `TrainingArguments` for the CPU, with a log line for every step."""
     defaults = dict(
-        output_dir=str(folder), use_cpu=True, per_device_train_batch_size=PER_DEVICE, per_device_eval_batch_size=2, max_steps=20,
-        logging_steps=1, logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, save_strategy="no", optim="sgd",
-        learning_rate=0.05, lr_scheduler_type="constant", data_seed=5, remove_unused_columns=False, dataloader_pin_memory=False,
+        output_dir=str(folder), use_cpu=True, per_device_train_batch_size=PER_DEVICE, per_device_eval_batch_size=2,
+        max_steps=20, logging_steps=1, logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, save_strategy="no",
+        optim="sgd", learning_rate=0.05, lr_scheduler_type="constant", data_seed=5, remove_unused_columns=False,
+        dataloader_pin_memory=False,
     )  # fmt: skip
     return TrainingArguments(**{**defaults, **settings})
 
