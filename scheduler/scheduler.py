@@ -61,11 +61,11 @@ class PackingScheduler(Iterator[PackedStep]):
 
     Example:
         >>> from evenpack.models import adapter_for
-        >>> source = [{"input_ids": [1] * length, "sample_id": length} for length in (5, 3, 2, 6)]
+        >>> source = [{"input_ids": [1] * length} for length in (5, 3, 2, 6)]
         >>> config = SchedulerConfig(max_tokens=8, samples_per_step=4)
         >>> with PackingScheduler(source, config=config, adapter=adapter_for("text")) as scheduler:
-        ...     [[batch.sample_ids for batch in step] for step in scheduler]
-        [[[5, 3], [2, 6]]]
+        ...     [[batch.total_tokens for batch in step] for step in scheduler]
+        [[8, 8]]
     """
 
     def __init__(
