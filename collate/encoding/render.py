@@ -86,7 +86,7 @@ def default_template(template: Any) -> str | None:
 
 def takes_parts(renderer: ChatRenderer) -> bool:
     """Whether a template reads content as a list of parts, found out by rendering a probe as a plain string."""
-    probe = "evenpack-probe"
+    probe = "2718281828"  # digits: no template changes their case
     try:
         return probe not in renderer._run([{"role": "user", "content": probe}], None, False)[0]
     except ConversationError:

@@ -64,8 +64,22 @@ def write(
             return Written(conversation=conversation, messages=(), text=text, tagged=None, renderer=part)
         messages = renderer.fitted(shield.hide(conversation.messages))
         text, tagged = renderer.render_tagged(messages, tools)
+        if shield.places(text):
+            check_restored(shield.restore(text), conversation, renderer)
     except ConversationError as error:
         raise ConversationError(f"{where}: {error}") from error
     if close and preset is not None and preset.end_opens_next and messages[-1]["role"] == "assistant":
         text += preset.ends[0]
     return Written(conversation=conversation, messages=messages, text=text, tagged=tagged, renderer=part)
+
+
+def check_restored(text: str, conversation: Conversation, renderer: ChatRenderer) -> None:
+    """Check that hiding control strings left the text as it is without.
+
+    Raises:
+        ConversationError: a template that changes what it is given (its case, say), or looks for control strings in it.
+    """
+    if text != renderer.render(renderer.fitted(conversation.messages), conversation.tools):
+        raise ConversationError(
+            "text spells control strings of the chat format, and the chat template does not write them as they are"
+        )

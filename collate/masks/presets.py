@@ -87,6 +87,14 @@ _ALL = (
         thinking=None,
         signature="<start_of_turn>",
     ),
+    MaskPreset(  # results of tools stand inside the model's turn, which it leaves by their opening marker
+        name="gemma4",
+        assistant=("<|turn>model\n", "<tool_response|>"),
+        others=("<|turn>system\n", "<|turn>user\n", "<|tool_response>"),
+        ends=("<turn|>", "<|tool_response>"),
+        thinking=("<|channel>thought\n", "<channel|>"),
+        signature="<|turn>",
+    ),
     MaskPreset(
         name="glm",
         assistant=("<|assistant|>",),

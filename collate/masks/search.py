@@ -59,7 +59,7 @@ def turns_between(found: Sequence[Found], length: int, job: MaskJob, preset: Mas
         following = found[index + 1] if index + 1 < len(found) else None
         if is_bridge(mark, following, length, job):
             continue
-        if following is not None and following.kind != END and not preset.end_opens_next:
+        if following is not None and not closes(following, preset):
             raise NotApplicable(f"token {mark.start}: an assistant turn has no end before {following.marker!r}")
         if closing is None and not preset.end_opens_next:
             raise NotApplicable(f"token {mark.start}: an assistant turn has no end")
@@ -70,7 +70,7 @@ def turns_between(found: Sequence[Found], length: int, job: MaskJob, preset: Mas
 
 def closes(mark: Found, preset: MaskPreset) -> bool:
     """Whether a marker closes the assistant's turn before it."""
-    return mark.kind == END or preset.end_opens_next
+    return mark.kind == END or mark.marker in preset.ends or preset.end_opens_next
 
 
 def stop_of(closing: Found | None, preset: MaskPreset, length: int) -> int:

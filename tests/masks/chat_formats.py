@@ -56,6 +56,26 @@ GEMMA = """\
 {{- '<end_of_turn>\\n' }}
 {%- endfor %}"""
 
+GEMMA4 = """\
+{{- '<bos>' }}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{%- set i = loop.index0 %}
+{%- if i == 0 or messages[i - 1].role != 'tool' %}{{- '<|turn>model\\n' }}{% endif %}
+{%- if m.reasoning_content and i > ns.last %}{{- '<|channel>thought\\n' + m.reasoning_content + '\\n<channel|>' }}{% endif %}
+{%- for c in m.tool_calls or [] %}{{- '<|tool_call>call:' + c.function.name + (c.function.arguments | tojson) + '<tool_call|>' }}{% endfor %}
+{%- if m.tool_calls %}
+{%- for t in messages[i + 1:i + 1 + m.tool_calls | length] if t.role == 'tool' %}{{- '<|tool_response>' + t.content + '<tool_response|>' }}
+{%- else %}{{- '<|tool_response>' }}
+{%- endfor %}
+{%- endif %}
+{{- m.content }}
+{%- if not m.tool_calls %}{{- '<turn|>\\n' }}{% endif %}
+{%- elif m.role != 'tool' %}{{- '<|turn>' + m.role + '\\n' + m.content + '<turn|>\\n' }}{% endif %}
+{%- endfor %}"""
+
 MISTRAL = """\
 {{- '<s>' }}
 {%- for m in messages %}
@@ -130,6 +150,7 @@ TEMPLATES = {
     "chatml": CHATML,
     "llama3": LLAMA3,
     "gemma": GEMMA,
+    "gemma4": GEMMA4,
     "mistral": MISTRAL,
     "kimi": KIMI,
     "glm": GLM,

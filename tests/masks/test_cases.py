@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from evenpack.collate import SampleEncoder
+from evenpack.collate.encoding import ConversationError
 from evenpack.collate.masks import (
     PRESETS,
     AssistantMaskError,
@@ -177,6 +178,14 @@ def test_a_tokenizer_without_offsets_is_searched():
     assert sample["mask_strategy"] == "search"
     with pytest.raises(AssistantMaskError, match=r"prefix: .*no character offsets; search: .*spells '<\|im_start\|>'"):
         encoder.encode({"messages": [{"role": "user", "content": EVIL}, says("A")]})
+
+
+def test_a_template_that_changes_what_text_spells_is_refused():
+    shouting = CHATML.replace("m.role + '\\n' + m.content +", "m.role + '\\n' + m.content | upper +")
+    assert shouting != CHATML
+    assert encode([USER, says("A")], shouting)[0] == "A<|im_end|>"
+    with pytest.raises(ConversationError, match="example 0: text spells control strings"):
+        encode([{"role": "user", "content": EVIL}, says("A")], shouting)
 
 
 def test_a_preset_of_ones_own():
