@@ -12,7 +12,20 @@ from ...collate.shard import cp_slots
 from .ranks import Ranks
 
 _TOKENS, _TARGETS = ("tokens", "position_ids"), ("labels", "loss_mask")
-_OWN = (*_TOKENS, *_TARGETS, "padding_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen", "sample_ids", "cp_slicing")
+#: What is an attribute of its own, or only describes the row.
+_OWN = (
+    *_TOKENS,
+    *_TARGETS,
+    "padding_mask",
+    "cu_seqlens",
+    "cu_seqlens_padded",
+    "max_seqlen",
+    "sample_ids",
+    "cp_slicing",
+    "token_axes",
+    "global_loss_tokens",
+    "loss_divisor",
+)
 
 Tensor = torch.Tensor
 
@@ -27,7 +40,8 @@ class StageBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         position_ids: int64 [1, T] beside the tokens; with M-RoPE [3, 1, T] of the whole row, on every stage.
         packed_seq_params: boundaries of the whole row.
         padding_mask: bool [1, T], True at padding.
-        further: the other fields that came: media tensors, declared fields.
+        further: the other fields that came: media tensors, per-token fields (cut like the tokens, a batch axis before the
+            packed one), declared fields.
         sample_ids: one per segment, None for a dummy or a tail.
         global_loss_tokens: targets of the step that count, over all ranks.
         loss_divisor: sum of their weights.
@@ -96,12 +110,11 @@ def next_batch(
         *(_TARGETS if is_last or mtp_on_this_rank else ()),
         *(["position_ids"] if raw["position_ids"].ndim == 2 else ()),
     }
-    row = _local({name: raw[name] for name in (*wanted, "padding_mask")}, raw, ranks)
+    slots = _slots(raw, ranks)
+    row = _local({name: raw[name] for name in (*wanted, "padding_mask")}, slots)
     positions = row.get("position_ids")
     device = _device()
-    further = {name: value for name, value in raw.items() if name not in _OWN} if is_first or mtp_on_this_rank else {}
-    for name in ("global_loss_tokens", "loss_divisor"):
-        further.pop(name, None)
+    further = _further(raw, slots) if is_first or mtp_on_this_rank else {}
     return StageBatch(
         tokens=_batched(row.get("tokens"), device),
         labels=_batched(row.get("labels"), device),
@@ -150,17 +163,31 @@ def _place(ranks: Ranks, vpp_size: int | None, vp_stage: int | None) -> tuple[bo
     return ranks.is_first and vp_stage == 0, ranks.is_last and vp_stage == vpp_size - 1
 
 
-def _local(row: dict[str, Tensor], raw: Mapping[str, Any], ranks: Ranks) -> dict[str, Tensor]:
-    """Return this context-parallel rank's share of per-token tensors, padding set to 0.
+def _slots(raw: Mapping[str, Any], ranks: Ranks) -> Tensor | None:
+    """Return the slots of the row that this context-parallel rank computes; None where the row stays whole."""
+    if ranks.cp_size == 1 or raw["cp_slicing"] == "model":
+        return None
+    return torch.from_numpy(cp_slots(raw["cu_seqlens_padded"].numpy(), ranks.cp_rank, ranks.cp_size))
 
-    A model that cuts the row itself gets all of it; so does M-RoPE, whose angles Megatron-Core cuts segment by segment.
+
+def _local(row: dict[str, Tensor], slots: Tensor | None) -> dict[str, Tensor]:
+    """Return this rank's share of per-token tensors, padding set to 0.
+
+    M-RoPE's positions stay those of the whole row: Megatron-Core cuts the angles segment by segment.
     """
     padding = row["padding_mask"]
     row = {name: row[name].masked_fill(padding, 0) if name in ("tokens", *_TARGETS) else row[name] for name in row}
-    if ranks.cp_size == 1 or raw["cp_slicing"] == "model":
+    if slots is None:
         return row
-    slots = torch.from_numpy(cp_slots(raw["cu_seqlens_padded"].numpy(), ranks.cp_rank, ranks.cp_size))
     return {name: tensor if tensor.ndim == 2 else tensor.index_select(0, slots) for name, tensor in row.items()}
+
+
+def _further(raw: Mapping[str, Any], slots: Tensor | None) -> dict[str, Any]:
+    found = {name: value for name, value in raw.items() if name not in _OWN}
+    for name, axis in raw["token_axes"].items():
+        mine = found[name] if slots is None else found[name].index_select(axis, slots)
+        found[name] = mine.unsqueeze(axis)
+    return found
 
 
 def _boundaries(raw: Mapping[str, Any], valid: Valid, device: torch.device) -> Any:

@@ -22,6 +22,7 @@ _EVERYWHERE = (
     "position_ids",
     "sample_ids",
     "cp_slicing",
+    "token_axes",
     "global_loss_tokens",
     "loss_divisor",
 )
@@ -49,7 +50,7 @@ def fields_of(batch: PackedBatch, step: PackedStep) -> dict[str, Any]:
         tokens, labels int64 `[T]`; loss_mask float32 `[T]`; position_ids `[T]`, or `[3, T]` with M-RoPE; cu_seqlens,
         cu_seqlens_padded int32 `[S + 1]`; max_seqlen int32 scalar, of padded lengths; padding_mask bool `[T]`; with media,
         their tensors, mm_token_type_ids, media_token_validity_mask and media_feature_index `[T]`; further declared fields;
-        sample_ids; and as plain numbers what the loss of the step is divided by.
+        sample_ids; and as plain values the axis of each further per-token tensor, and what the step's loss is divided by.
     """
     adapter = batch.adapter
     found: dict[str, Any] = {
@@ -66,12 +67,14 @@ def fields_of(batch: PackedBatch, step: PackedStep) -> dict[str, Any]:
         "global_loss_tokens": step.global_loss_tokens,
         "loss_divisor": step.loss_divisor,
     }
+    axes = {name: adapter.fields[name].axis for name in batch.token_fields}
     if adapter.media_tokens:
+        axes |= dict.fromkeys(("mm_token_type_ids", "media_token_validity_mask", "media_feature_index"), 0)
         found["mm_token_type_ids"] = batch.mm_token_type_ids[0]
         found["media_token_validity_mask"] = batch.media_token_validity_mask[0]
         found["media_feature_index"] = feature_index(batch)[0]
-    further = {name: tensor.squeeze(0) for name, tensor in batch.token_fields.items()}
-    return found | dict(batch.media) | further | dict(batch.sample_fields)
+    further = {name: tensor.squeeze(axes[name]) for name, tensor in batch.token_fields.items()}
+    return found | {"token_axes": axes} | dict(batch.media) | further | dict(batch.sample_fields)
 
 
 def selected(found: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:

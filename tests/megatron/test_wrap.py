@@ -53,7 +53,7 @@ def test_one_rank_reads_and_every_rank_gets_what_its_stage_needs(num_ranks, size
         for (packs, total, squares), (own, own_total, own_squares) in zip(seen, readers[here["dp"]], strict=True):
             assert (total, squares) == (own_total, own_squares)
             for pack, reference in zip(packs, own, strict=True):
-                assert set(pack) - {"cp_slicing", "global_loss_tokens", "loss_divisor"} == wanted
+                assert set(pack) - {"cp_slicing", "token_axes", "global_loss_tokens", "loss_divisor"} == wanted
                 assert all(pack[name] == reference[name] for name in set(pack) & set(reference))
                 names += [name for name in pack["sample_ids"] if name is not None and here["reads"]]
     replicas = len(readers)
