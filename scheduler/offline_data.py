@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -69,6 +69,6 @@ def open_dataset(path: str | Path) -> Sequence[Any]:
                 table = table.cast_column(name, Image(decode=False))
             elif isinstance(feature, List) and isinstance(feature.feature, Image):
                 table = table.cast_column(name, List(Image(decode=False)))
-        rows: Sequence[Any] = table
-        return rows
+        rows: Any = table
+        return cast(Sequence[Any], rows)
     return JsonLines(path)

@@ -63,8 +63,8 @@ class ChatRenderer:
         if self.template is None:
             raise ConversationError("the processor has no chat template")
         try:
-            texts, spans = render_jinja_template(
-                conversations=[list(messages)],
+            rendered: Any = render_jinja_template(
+                conversations=[[dict(message) for message in messages]],
                 tools=list(tools) if tools else None,
                 chat_template=self.template,
                 return_assistant_tokens_mask=tagged,
@@ -72,6 +72,7 @@ class ChatRenderer:
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise ConversationError(f"the chat template refuses the conversation: {error}") from error
+        texts, spans = rendered
         return texts[0], [(start, stop) for start, stop in spans[0]] if tagged else None
 
 

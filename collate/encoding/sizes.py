@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Rounding = Literal["nearest", "enlarged", "framed", "stretched"]
+Rounding = Literal["nearest", "enlarged", "framed"]
 Grid = tuple[int, int, int]
 
 #: Class of an image processor, without its backend's suffix, to the rule by which it resizes.
@@ -57,7 +57,7 @@ def image_rule(image_processor: Any, min_pixels: int | None, max_pixels: int | N
         ValueError: an image processor whose arithmetic is not known.
     """
     names = [base.__name__.removesuffix("Pil").removesuffix("Fast") for base in type(image_processor).__mro__]
-    known = next((RULES[name] for name in names if name in RULES), None)
+    known: Rounding | None = next((RULES[name] for name in names if name in RULES), None)
     if known is None:
         raise ValueError(
             f"the token counts of {type(image_processor).__name__} are not known without pixels; known: {', '.join(RULES)}"
