@@ -29,7 +29,7 @@ def segment_attention() -> type:
         def __init__(self, config: Any, *args: Any, softmax_scale: float | None = None, pg_collection: Any = None, **_: Any):
             super().__init__(config=config)
             self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
-            group = getattr(pg_collection, "cp", None)
+            group: Any = getattr(pg_collection, "cp", None)
             if group is None and parallel_state.model_parallel_is_initialized():
                 group = parallel_state.get_context_parallel_group()
             self.cp_group = group if group is not None and group.size() > 1 else None
@@ -65,7 +65,7 @@ def attend(
         shares = [cp_slots(cu, rank, cp_group.size()) for rank in range(cp_group.size())]
         slots = shares[cp_group.rank()]
         back = torch.from_numpy(np.argsort(np.concatenate(shares))).to(key.device)
-        key, value = (_Gathered.apply(states, cp_group)[back] for states in (key, value))
+        key, value = (gathered(states, cp_group)[back] for states in (key, value))
     parts, at = [], 0
     for start, stop, length in zip(cu[:-1].tolist(), cu[1:].tolist(), lengths, strict=True):
         # A rank holds its slots segment by segment, an equal share of each.
@@ -91,18 +91,24 @@ def _one(
     return torch.zeros_like(query).index_put((real.nonzero().flatten(),), found.transpose(0, 1))
 
 
+def gathered(states: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return every rank's `states` along the first axis, in rank order; gradients flow back to their ranks."""
+    found: torch.Tensor = _Gathered.apply(states, group)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Gathered(torch.autograd.Function):
     """All-gather along the first axis, rank by rank; backward adds up what all ranks need of this rank's share."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, group: Any) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, states: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
         parts = [torch.empty_like(states) for _ in range(group.size())]
         dist.all_gather(parts, states.contiguous(), group=group)
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        total = gradient.contiguous().clone()
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = grad_outputs[0].contiguous().clone()
         dist.all_reduce(total, group=ctx.group)
         return total.chunk(ctx.group.size())[ctx.group.rank()], None

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -50,7 +50,8 @@ def model_arguments(batch: StageBatch, model: Any) -> dict[str, Any]:
         "packed_seq_params": batch.packed_seq_params,
         "padding_mask": padding_mask_for(batch.padding_mask, model),
     }
-    names = _names(type(model))
+    kind: Any = type(model)
+    names = _names(kind)
     return {name: value for name, value in offered.items() if name in names}
 
 
@@ -63,11 +64,12 @@ def padding_mask_for(mask: torch.Tensor, model: Any) -> torch.Tensor:
     if getattr(model, "pre_process", True) or not getattr(model.config, "sequence_parallel", False):
         return mask
     tp = Ranks.of().tp
-    return mask.chunk(tp.size(), dim=1)[tp.rank()]
+    part: torch.Tensor = mask.chunk(tp.size(), dim=1)[tp.rank()]
+    return part
 
 
 @functools.cache
-def _names(kind: type) -> frozenset[str]:
+def _names(kind: Hashable) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
 
 

@@ -89,37 +89,31 @@ def wrap_data_iterator(
     """
     ranks = Ranks.of(pg_collection)
     link = link_of(ranks, 600.0 if settings is None else settings.timeout)
-    iterator = own_iterator(data_iterator)
-    vpp_size = _vpp_size(config, data_iterator)
+    iterator, vpp_size = own_iterator(data_iterator), _vpp_size(config, data_iterator)
     scheduling: SchedulerConfig | None = None
+    work: Work | None = None
     error: tuple[str, str] | None = None
     try:
-        check_int("num_microbatches", num_microbatches, 1)
-        _check_iterator(iterator, ranks)
+        _check_call(iterator, ranks, num_microbatches)
         scheduling = scheduler_config(config, settings, ranks, num_microbatches, vpp_size)
-        work = Work(
-            adapter=adapter_for(adapter) if isinstance(adapter, str) else adapter,
-            fields=tuple(fields),
-            cost=cost,
-            planner=planner,
-        )
+        family = adapter_for(adapter) if isinstance(adapter, str) else adapter
+        work = Work(adapter=family, fields=tuple(fields), cost=cost, planner=planner)
     except ValueError as found:
         error = error_note(found)
+    # An error waits until all have come: raising it here would leave the other ranks in their first collective.
+    count = num_microbatches if isinstance(num_microbatches, int) else 0
     parts = parts_of(config, ranks.is_first, ranks.is_last)
-    count = num_microbatches if isinstance(num_microbatches, int) else -1
     notes = link.gather(Note(ranks.where(), ranks.dp.rank(), count, parts, error))
     if not ranks.is_reader:
-        facts, batches = _received(link)
-        return _returned(facts, batches, None, vpp_size)
-    session = session_of(iterator, ranks) if iterator is not None else None
+        return _returned(*_received(link), None, vpp_size)
     try:
         check_notes(notes)
-        assert session is not None and scheduling is not None
+        assert scheduling is not None and work is not None
+        session = session_of(iterator, ranks)
         step = session.step(scheduling, work)
         everything = [fields_of(batch, step) for batch in step]
         facts = _facts(step, session)
-        own = [note.fields for note in notes if note.dp_rank == ranks.dp.rank()]
-        payloads = _payloads(facts, everything, own)
+        payloads = _payloads(facts, everything, [note.fields for note in notes if note.dp_rank == ranks.dp.rank()])
     except Exception as failure:
         link.deliver(failure)
         raise
@@ -127,7 +121,8 @@ def wrap_data_iterator(
     return _returned(facts, [selected(found, parts) for found in everything], session, vpp_size)
 
 
-def _check_iterator(iterator: Any, ranks: Ranks) -> None:
+def _check_call(iterator: Any, ranks: Ranks, num_microbatches: object) -> None:
+    check_int("num_microbatches", num_microbatches, 1)
     if iterator is None and ranks.is_reader:
         raise ValueError("this rank reads for its replica, and has no data iterator")
     if iterator is not None and ranks.tp.rank() > 0:
@@ -174,7 +169,7 @@ def _returned(
 ) -> tuple[Any, int, int, int]:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
-    iterators = [RerunDataIterator(iter([dict(batch) for batch in batches])) for _ in range(vpp_size)]
+    iterators: list[Any] = [RerunDataIterator(iter([dict(batch) for batch in batches])) for _ in range(vpp_size)]
     for one in iterators:
         one.facts, one.session = facts, session
     result = iterators[0] if vpp_size == 1 else iterators
