@@ -1,11 +1,14 @@
 """Settings of the Trainer: those that packing would break are refused by name, the others work."""
 
+import subprocess
+import sys
+
 import pytest
 
 from evenpack.scheduler import SchedulerConfig
 from evenpack.scheduler.testing import run_ranks
 
-from .tiny import arguments, losses_of, model_of, packed_trainer, relative, samples, single_row
+from .tiny import PackedTrainer, arguments, losses_of, model_of, packed_trainer, relative, samples, single_row
 
 REFUSED = [
     ({"gradient_accumulation_steps": 2}, {}, {}, "gradient_accumulation_steps=2"),
@@ -68,14 +71,23 @@ def test_trains_like_without(tmp_path, settings, tolerance):
         assert max(map(relative, others, gradients)) <= 10 * tolerance
 
 
+def test_imports_no_trainer():
+    """Whoever imports the bridges pays for none of the frameworks."""
+    code = (
+        "import sys, evenpack.integrations.trainer; "
+        "print(sorted({'transformers', 'trl', 'accelerate', 'peft', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_drop_last_and_full_config(tmp_path):
     """A `SchedulerConfig` is taken as it is."""
 
     def fn(rank, num_ranks):
         args = arguments(tmp_path, max_steps=-1, num_train_epochs=2, dataloader_drop_last=True)
         config = SchedulerConfig(max_tokens=96, samples_per_step=3, on_exhausted="stop", timeout=30.0)
-        trainer, _ = packed_trainer(model_of(), args, train_dataset=samples(13))
-        trainer._packing_config = config
+        trainer = PackedTrainer(model_of(), args, train_dataset=samples(13), packing=config)
         trainer.train()
         return list(losses_of(trainer))
 
