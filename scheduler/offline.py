@@ -1,5 +1,6 @@
 """`OfflineIndex`: token counts of a whole dataset, from which epochs are planned before anything is encoded."""
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -162,8 +163,6 @@ def start_parts(folder: Path, begun: Mapping[str, Any]) -> None:
     """
     note = folder / "begun.json"
     if note.is_file():
-        import json
-
         before = json.loads(note.read_text(encoding="utf-8"))
         changed = [
             *differences(before["settings"], begun["settings"]),
