@@ -69,7 +69,7 @@ def energon_loader(folder, encoder, **settings):
     from evenpack.integrations.energon import EnergonTaskEncoder
 
     task = EnergonTaskEncoder(encoder, **{key: settings.pop(key) for key in ("pack", "read") if key in settings})
-    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=settings.pop("num_workers", 0))
     data = energon.get_train_dataset(
         folder,
         worker_config=config,
@@ -86,8 +86,9 @@ def compare(samples, expected):
         tiny.assert_same(expected[name], sample)
 
 
-def test_an_energon_dataset_gives_the_same_samples(folder, encoder, expected):
-    compare(list(energon_loader(folder, encoder)), expected)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_energon_dataset_gives_the_same_samples(folder, encoder, expected, num_workers):
+    compare(list(energon_loader(folder, encoder, num_workers=num_workers)), expected)
 
 
 def test_energon_batches_are_lists_of_the_same_samples(folder, encoder, expected):
