@@ -1,5 +1,6 @@
 """`wrap_data_iterator`: one global batch of Megatron-Core, packed and balanced."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -111,8 +112,12 @@ def wrap_data_iterator(
         assert scheduling is not None and work is not None
         session = session_of(iterator, ranks)
         step = session.step(scheduling, work)
-        everything = [fields_of(batch, step) for batch in step]
         facts = _facts(step, session)
+        if ranks.size == 1:
+            # Nobody waits for these packs: each is built when it is asked for, while the device runs the one before.
+            link.deliver([None])
+            return _returned(facts, (selected(fields_of(batch, step), parts) for batch in step), session, vpp_size)
+        everything = [fields_of(batch, step) for batch in step]
         payloads = _payloads(facts, everything, [note.fields for note in notes if note.dp_rank == ranks.dp.rank()])
     except Exception as failure:
         link.deliver(failure)
@@ -165,11 +170,12 @@ def _received(link: Link) -> tuple[StepFacts, list[dict[str, Any]]]:
 
 
 def _returned(
-    facts: StepFacts, batches: list[dict[str, Any]], session: Session | None, vpp_size: int
+    facts: StepFacts, batches: Iterable[dict[str, Any]], session: Session | None, vpp_size: int
 ) -> tuple[Any, int, int, int]:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
-    iterators: list[Any] = [RerunDataIterator(iter([dict(batch) for batch in batches])) for _ in range(vpp_size)]
+    # Every model chunk has dictionaries of its own, over the same tensors.
+    iterators: list[Any] = [RerunDataIterator(map(dict, copy)) for copy in itertools.tee(batches, vpp_size)]
     for one in iterators:
         one.facts, one.session = facts, session
     result = iterators[0] if vpp_size == 1 else iterators
