@@ -11,10 +11,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions clean
+.PHONY: help venv test lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index clean
 
 help:
-	@echo "make demo | test | lint | bench | bench-{planner,exchange,overhead,packing,positions} | venv | clean"
+	@echo "make demo | test | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index} | venv | clean"
 
 venv: $(STAMP)
 
@@ -38,9 +38,9 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions
+bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode
 
-bench-planner bench-exchange bench-overhead bench-packing bench-positions: bench-%: $(STAMP)
+bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index: bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from .. import __version__
+from .. import __version__  # pyright: ignore[reportMissingImports]
 from . import index, masks
 
 #: Modules of the subcommands, in the order of the help page.
