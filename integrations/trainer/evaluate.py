@@ -46,8 +46,9 @@ class PackedEvaluation(_Trainer):  # type: ignore[misc]
         labels = padded(from_all_ranks(totals.labels, args.world_size))
         metrics: dict[str, Any] = {f"{metric_key_prefix}_loss": totals.loss()}
         if self.compute_metrics is not None and predictions is not None and labels is not None:
-            computed: Any = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
-            for key, value in denumpify_detensorize(computed).items():
+            found: Any = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
+            plain: Any = denumpify_detensorize(found)
+            for key, value in plain.items():
                 metrics[key if key.startswith(f"{metric_key_prefix}_") else f"{metric_key_prefix}_{key}"] = value
         kept: Any = predictions  # None where only the loss was asked for
         return EvalLoopOutput(predictions=kept, label_ids=labels, metrics=metrics, num_samples=totals.num_samples)

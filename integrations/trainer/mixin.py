@@ -65,6 +65,8 @@ class PackedTrainerMixin(PackedEvaluation):
         refuse_parts(inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments)
         super().__init__(*args, **kwargs)
         refuse_arguments(self.args)
+        if self.is_deepspeed_enabled:  # an accelerate config may say so, too
+            raise ValueError("DeepSpeed does not work with packing: it counts micro-batches by itself; use DDP or FSDP")
         prepare_for_packs(self.model)
         self._packing_adapter = adapter or adapter_of(self.model)
         self._packing_encode, self._packing_fields = encode, tuple(fields)

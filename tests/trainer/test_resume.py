@@ -1,5 +1,6 @@
 """A training that stops and goes on has the losses of one that never stopped."""
 
+import contextlib
 import shutil
 
 import pytest
@@ -8,23 +9,23 @@ from evenpack.integrations.trainer.checkpoint import load_state
 from evenpack.integrations.trainer.source import OwnStream, Reading, SharedDataset, SharedStream, source_of
 from evenpack.scheduler.testing import run_ranks
 
-from .tiny import Stop, arguments, losses_of, model_of, packed_trainer, samples
+from .tiny import Kill, Killed, arguments, losses_of, model_of, packed_trainer, samples
 
 
 def test_kill_and_resume(tmp_path):
     """At step 7 of 20, which is the end of the first epoch, and at step 10, in the middle of the second."""
 
-    def train(folder, stop=None, resume=None, **settings):
+    def train(folder, kill=None, resume=None, **settings):
         args = arguments(folder, **{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, **settings})
-        callbacks = [Stop(stop)] if stop else []
-        trainer, _ = packed_trainer(model_of(), args, train_dataset=samples(42), callbacks=callbacks)
-        trainer.train(resume_from_checkpoint=resume)
+        trainer, _ = packed_trainer(model_of(), args, train_dataset=samples(42), callbacks=[Kill(kill)])
+        with pytest.raises(Killed) if kill else contextlib.nullcontext():
+            trainer.train(resume_from_checkpoint=resume)
         return trainer, losses_of(trainer)
 
     def fn(rank, num_ranks):
         _, expected = train(tmp_path / "whole", save_strategy="no")
-        _, first = train(tmp_path / "cut", stop=7)
-        _, second = train(tmp_path / "cut", stop=10, resume=True)
+        _, first = train(tmp_path / "cut", kill=7)
+        _, second = train(tmp_path / "cut", kill=10, resume=True)
         trainer, last = train(tmp_path / "cut", resume=True)
         epochs = [line["epoch"] for line in trainer.state.log_history if "loss" in line]
         return expected, first, second, last, epochs, trainer.state.log_history[-2]["tokens_seen"]

@@ -31,14 +31,19 @@ class Recorder(TrainerCallback):
         self.gradients.append(torch.cat(grads).double().numpy())
 
 
-class Stop(TrainerCallback):
-    """Ends a training after some steps, as a job that is killed would."""
+class Killed(Exception):
+    """What ends a training in the middle."""
 
-    def __init__(self, after):
-        self.after = after
 
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= self.after
+class Kill(TrainerCallback):
+    """Ends a training right behind the checkpoint of a step, with the next step prepared and never trained."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.at:
+            raise Killed
 
 
 def model_of(dtype=torch.float32, lora=False):
