@@ -10,6 +10,7 @@ Megatron-Core before it is called.
 
 from .attention import segment_attention
 from .batch import StageBatch, get_packed_batch, next_batch
+from .bridge import to_bridge
 from .forward import forward_step, model_arguments
 from .model import prepare_model
 from .next_fit import next_fit_planner
@@ -27,5 +28,6 @@ __all__ = [
     "prepare_model",
     "segment_attention",
     "state_of",
+    "to_bridge",
     "wrap_data_iterator",
 ]
