@@ -15,7 +15,7 @@ from ...scheduler.transports.backends import open_gloo
 from .ranks import Ranks
 
 #: Bytes of a note: a fixed size, so that one collective is enough.
-_ROOM = 1536
+_ROOM = 2048
 _OK, _FAILED, _ENDED = 0, 1, 2
 _LINKS: dict[tuple[str, ...], "Link"] = {}
 
@@ -144,7 +144,7 @@ def check_notes(notes: Sequence[Note]) -> None:
 def error_note(error: BaseException) -> tuple[str, str]:
     """Return an error as a note carries it, short enough for its room."""
     kind, message = _named(error)
-    return kind, message[: _ROOM // 4]
+    return kind, message[: _ROOM // 6]  # up to four bytes a character, and room for the rest
 
 
 def _named(error: BaseException) -> tuple[str, str]:
