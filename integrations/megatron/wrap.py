@@ -13,10 +13,10 @@ from ...scheduler import PackedStep, SchedulerConfig, plan_step
 from ...scheduler.describe import SampleCost
 from ...scheduler.plan.config import check_int
 from ...scheduler.prepare import Planner
+from .feed import Feed, Work, feed_of, own_iterator
 from .fields import fields_of, parts_of, selected
 from .link import Link, Note, check_notes, error_note, link_of
 from .ranks import Ranks
-from .session import Session, Work, own_iterator, session_of
 from .settings import scheduler_config
 from .wire import decode, encode
 
@@ -81,7 +81,7 @@ def wrap_data_iterator(
     Returns:
         A `RerunDataIterator` over the packs (a list of them for a virtual pipeline), on every rank; the number of packs;
         the sum and the sum of squares of the samples' real lengths, as integers, equal on all ranks. The iterator's `facts`
-        has more figures, its `session` (on readers, else None) the scheduler.
+        has more figures, its `feed` (on readers, else None) the scheduler.
 
     Raises:
         StopIteration: the data has ended, on every rank.
@@ -110,20 +110,20 @@ def wrap_data_iterator(
     try:
         check_notes(notes)
         assert scheduling is not None and work is not None
-        session = session_of(iterator, ranks)
-        step = session.step(scheduling, work)
-        facts = _facts(step, session)
+        feed = feed_of(iterator, ranks)
+        step = feed.step(scheduling, work)
+        facts = _facts(step, feed)
         if ranks.size == 1:
             # Nobody waits for these packs: each is built when it is asked for, while the device runs the one before.
             link.deliver([None])
-            return _returned(facts, (selected(fields_of(batch, step), parts) for batch in step), session, vpp_size)
+            return _returned(facts, (selected(fields_of(batch, step), parts) for batch in step), feed, vpp_size)
         everything = [fields_of(batch, step) for batch in step]
         payloads = _payloads(facts, everything, [note.fields for note in notes if note.dp_rank == ranks.dp.rank()])
     except Exception as failure:
         link.deliver(failure)
         raise
     link.deliver(payloads)
-    return _returned(facts, [selected(found, parts) for found in everything], session, vpp_size)
+    return _returned(facts, [selected(found, parts) for found in everything], feed, vpp_size)
 
 
 def _check_call(iterator: Any, ranks: Ranks, num_microbatches: object) -> None:
@@ -140,7 +140,7 @@ def _vpp_size(config: Any, data_iterator: Any) -> int:
     return getattr(config, "virtual_pipeline_model_parallel_size", None) or 1
 
 
-def _facts(step: PackedStep, session: Session) -> StepFacts:
+def _facts(step: PackedStep, feed: Feed) -> StepFacts:
     names = (
         "num_microbatches",
         "seqlen_sum",
@@ -150,7 +150,7 @@ def _facts(step: PackedStep, session: Session) -> StepFacts:
         "global_loss_tokens",
         "loss_divisor",
     )
-    return StepFacts(**{name: getattr(step, name) for name in names}, consumed_samples=session.consumed_samples)
+    return StepFacts(**{name: getattr(step, name) for name in names}, consumed_samples=feed.consumed_samples)
 
 
 def _payloads(facts: StepFacts, everything: list[dict[str, Any]], parts: list[tuple[str, ...]]) -> list[torch.Tensor | None]:
@@ -170,13 +170,13 @@ def _received(link: Link) -> tuple[StepFacts, list[dict[str, Any]]]:
 
 
 def _returned(
-    facts: StepFacts, batches: Iterable[dict[str, Any]], session: Session | None, vpp_size: int
+    facts: StepFacts, batches: Iterable[dict[str, Any]], feed: Feed | None, vpp_size: int
 ) -> tuple[Any, int, int, int]:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
     # Every model chunk has dictionaries of its own, over the same tensors.
     iterators: list[Any] = [RerunDataIterator(map(dict, copy)) for copy in itertools.tee(batches, vpp_size)]
     for one in iterators:
-        one.facts, one.session = facts, session
+        one.facts, one.feed = facts, feed
     result = iterators[0] if vpp_size == 1 else iterators
     return result, facts.num_microbatches, facts.seqlen_sum, facts.seqlen_squared_sum

@@ -138,8 +138,8 @@ def test_a_scheduler_lives_as_long_as_its_iterator():
         items = Samples([own_sample(5, n) for n in range(12)])
         iterator, _, _, _ = wrap(items, 2)
         again, _, _, _ = wrap(items, 2)
-        assert again.session is iterator.session and items.taken >= 4
-        scheduler = weakref.ref(iterator.session.scheduler)
+        assert again.feed is iterator.feed and items.taken >= 4
+        scheduler = weakref.ref(iterator.feed.scheduler)
         del items, iterator, again
         gc.collect()
         return scheduler() is None

@@ -60,7 +60,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     planner: Planner = plan_step
 
 
-class Session:
+class Feed:
     """The scheduler of one data iterator on the reader of a replica, and what it has handed out.
 
     Args:
@@ -151,23 +151,23 @@ class Session:
             self._scheduler = None
 
 
-_SESSIONS: dict[int, tuple[Any, Session]] = {}
+_FEEDS: dict[int, tuple[Any, Feed]] = {}
 
 
-def session_of(iterator: Any, ranks: Ranks) -> Session:
-    """Return the session of a data iterator, begun at the first call.
+def feed_of(iterator: Any, ranks: Ranks) -> Feed:
+    """Return the feed of a data iterator, begun at the first call.
 
     It ends with the iterator. An iterator of a built-in type cannot be watched, and lives as long as the process.
     """
     key = id(iterator)
-    if key not in _SESSIONS:
-        session = Session(iterator, ranks)
+    if key not in _FEEDS:
+        feed = Feed(iterator, ranks)
         try:
             weakref.finalize(iterator, _end, key)
-            _SESSIONS[key] = (None, session)
+            _FEEDS[key] = (None, feed)
         except TypeError:
-            _SESSIONS[key] = (iterator, session)
-    return _SESSIONS[key][1]
+            _FEEDS[key] = (iterator, feed)
+    return _FEEDS[key][1]
 
 
 def state_of(data_iterator: Any, pg_collection: Any = None) -> dict[str, Any] | None:
@@ -181,7 +181,7 @@ def state_of(data_iterator: Any, pg_collection: Any = None) -> dict[str, Any] | 
         Plain data; None on ranks that do not read.
     """
     iterator, ranks = own_iterator(data_iterator), Ranks.of(pg_collection)
-    return session_of(iterator, ranks).state_dict() if ranks.is_reader and iterator is not None else None
+    return feed_of(iterator, ranks).state_dict() if ranks.is_reader and iterator is not None else None
 
 
 def load_state(data_iterator: Any, state: Mapping[str, Any] | None, pg_collection: Any = None) -> None:
@@ -203,7 +203,7 @@ def load_state(data_iterator: Any, state: Mapping[str, Any] | None, pg_collectio
         return
     if state is None or iterator is None:
         raise ValueError(f"{ranks.where()} reads for its replica: it needs a data iterator and its state")
-    session_of(iterator, ranks).load_state_dict(state)
+    feed_of(iterator, ranks).load_state_dict(state)
 
 
 def own_iterator(data_iterator: Any) -> Any:
@@ -214,6 +214,6 @@ def own_iterator(data_iterator: Any) -> Any:
 
 
 def _end(key: int) -> None:
-    entry = _SESSIONS.pop(key, None)
+    entry = _FEEDS.pop(key, None)
     if entry is not None:
         entry[1].close()
