@@ -41,15 +41,14 @@ class StepStream(IterableDataset[PackedStep | None]):
     def __iter__(self) -> Iterator[PackedStep | None]:
         skipped, self.placeholders = self.placeholders, 0
         yield from [None] * skipped
-        remaining = None if self.num_steps is None else self.num_steps - skipped
-        for number, step in enumerate(self.scheduler, start=1):
-            if number == remaining:
-                # The Trainer asks for no more than this many: nothing would tell the scheduler that the epoch is over.
-                if next(self.scheduler, None) is not None:
-                    raise RuntimeError(f"the epoch has more than its {self.num_steps} steps")
+        count = 0
+        for _ in range(2):
+            # The Trainer asks for as many steps as it expects, not for the end behind them, which then comes first here.
+            for step in self.scheduler:
+                count += 1
                 yield step
+            if count:
                 return
-            yield step
 
     def close(self) -> None:
         """Close the scheduler."""

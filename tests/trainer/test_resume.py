@@ -9,7 +9,7 @@ from evenpack.integrations.trainer.checkpoint import load_state
 from evenpack.integrations.trainer.source import OwnStream, Reading, SharedDataset, SharedStream, source_of
 from evenpack.scheduler.testing import run_ranks
 
-from .tiny import Kill, Killed, arguments, losses_of, model_of, packed_trainer, samples
+from .tiny import Kill, Killed, PackedTrainer, arguments, losses_of, model_of, packed_trainer, samples
 
 
 def test_kill_and_resume(tmp_path):
@@ -36,6 +36,31 @@ def test_kill_and_resume(tmp_path):
         assert epochs == pytest.approx([step / 7 for step in range(1, 21)])
         assert tokens == run_tokens()
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(("before", "after", "last"), [(2, 1, 11), (1, 2, 9)])
+def test_resume_on_another_number_of_ranks(tmp_path, before, after, last):
+    """Killed at step 3; the rest of the epoch is divided anew, however many steps it then takes."""
+
+    class Noting(PackedTrainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            names.extend(name for batch in inputs for name in batch.sample_ids if name is not None)
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    names = []
+
+    def train(resume, **settings):
+        args = arguments(tmp_path, save_strategy="steps", save_steps=3, **settings)
+        packing = {"max_tokens": 96, "timeout": 30.0}
+        trainer = Noting(model_of(), args, train_dataset=samples(42), packing=packing, callbacks=[Kill(None if resume else 3)])
+        with contextlib.nullcontext() if resume else pytest.raises(Killed):
+            trainer.train(resume_from_checkpoint=resume)
+        return names
+
+    first = run_ranks(lambda rank, num_ranks: train(False), before, backend="gloo")
+    second = run_ranks(lambda rank, num_ranks: train(True, max_steps=last), after, backend="gloo")
+    assert sum(map(len, first)) == 9 * before
+    assert sorted(name for part in first + second for name in part) == list(range(42))
 
 
 def run_tokens():
