@@ -83,9 +83,13 @@ class UnsafeModelError(EvenpackError, ValueError):
 
 def to_wire(error: BaseException) -> tuple[str, str]:
     """Return the class name and the message under which an error travels to the other ranks."""
+    try:
+        text = str(error)
+    except Exception:  # somebody else's class
+        text = "its message cannot be read"
     if isinstance(error, EvenpackError):
-        return type(error).__name__, str(error)
-    return PeerFailedError.__name__, f"{type(error).__name__}: {error}"
+        return type(error).__name__, text
+    return PeerFailedError.__name__, f"{type(error).__name__}: {text}"
 
 
 def from_wire(name: str, message: str) -> EvenpackError:

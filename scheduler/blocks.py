@@ -218,7 +218,7 @@ def _tensor(raw: np.ndarray, at: int, name: str, code: int, shape: tuple[int, ..
     if at + aligned(size) > raw.size:
         raise CorruptBlockError(f"block field {name!r} of {size} bytes at {at} ends beyond the block's {raw.size}")
     if count == 0:
-        return torch.empty(shape, dtype=torch_dtype), at
+        return torch.empty(shape, dtype=torch_dtype, device="cpu"), at
     if dtype in _NUMPY:
         return torch.from_numpy(np.ndarray(shape, dtype, raw, at)), at + aligned(size)
     part = torch.from_numpy(raw[at : at + size]).view(torch_dtype).reshape(shape)

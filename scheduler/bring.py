@@ -24,12 +24,14 @@ class Brought(NamedTuple):
         gathered: everyone's rows.
         waits: for every deferred sample of the group, the steps it has waited.
         fresh: what this rank took from its source for the step, deferred samples among it.
+        full: whether every rank brought all that a step asks for.
     """
 
     mine: list[Described]
     gathered: Gathered
     waits: np.ndarray
     fresh: list[Described]
+    full: bool
 
 
 class Bringer:
@@ -63,14 +65,16 @@ class Bringer:
         config = self._config
         if config.scope == "microbatch":
             mine = self._read_lists(config.num_microbatches or 1)
-            return Brought(mine, self._gather(mine), _NOBODY, mine)
+            gathered = self._gather(mine)
+            return Brought(mine, gathered, _NOBODY, mine, not gathered.exhausted.any())
         if config.tokens_per_step is not None:
             return self._brought_by_tokens(config.tokens_per_step)
         assert config.samples_per_step is not None
         self._reader.fill(config.samples_per_step)
         mine = self._reader.take(config.samples_per_step)
         if config.defer is None:
-            return Brought(mine, self._gather(mine), _NOBODY, mine)
+            gathered = self._gather(mine)
+            return Brought(mine, gathered, _NOBODY, mine, self._is_full(gathered))
         return self._brought_with_deferral(mine, config.defer)
 
     def _brought_with_deferral(self, fresh: list[Described], limit: int) -> Brought:
@@ -78,11 +82,18 @@ class Bringer:
         mine = [*reader.deferred, *((item, 0) for item in fresh)]
         noted = [msgspec.structs.replace(item, row=with_note(item.row, waited)) for item, waited in mine]
         gathered = self._gather(noted)
-        waits = waiting_outliers(gathered, num_ranks=self._num_ranks, limit=limit)
+        full = self._is_full(gathered)
+        ending = gathered.exhausted.all() or (not full and self._config.on_exhausted == "stop")
+        waits = waiting_outliers(gathered, num_ranks=self._num_ranks, limit=limit, ending=ending)
         mine_wait = waits[gathered.home == self._rank].tolist()
         reader.deferred = [(item, waited + 1) for (item, waited), wait in zip(mine, mine_wait, strict=True) if wait]
         kept = [item for (item, _), wait in zip(mine, mine_wait, strict=True) if not wait]
-        return Brought(kept, gathered.select(~waits), note_of(gathered.rows[waits]) + 1, fresh)
+        return Brought(kept, gathered.select(~waits), note_of(gathered.rows[waits]) + 1, fresh, full)
+
+    def _is_full(self, gathered: Gathered) -> bool:
+        """Return whether every rank brought as many fresh samples as a step asks for."""
+        fresh = gathered.home[note_of(gathered.rows) == 0]
+        return bool((np.bincount(fresh, minlength=self._num_ranks) >= (self._config.samples_per_step or 0)).all())
 
     def _read_lists(self, count: int) -> list[Described]:
         mine: list[Described] = []
@@ -100,9 +111,9 @@ class Bringer:
             reader.fill_tokens(wanted)
             gathered = self._gather(reader.waiting)
             dropped += gathered.dropped
-            taken, enough = rounds_within(gathered, budget=budget, num_ranks=num_ranks)
+            taken, enough, full = rounds_within(gathered, budget=budget, num_ranks=num_ranks)
             if enough:
                 chosen = msgspec.structs.replace(gathered.select(taken), dropped=dropped)
                 mine = reader.take(int(chosen.counts(num_ranks)[self._rank]))
-                return Brought(mine, chosen, _NOBODY, mine)
+                return Brought(mine, chosen, _NOBODY, mine, full)
             wanted *= 2  # some rank ran out of waiting samples before the budget did: all look further ahead

@@ -5,7 +5,7 @@ import numpy as np
 from .rows import Gathered
 
 
-def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[np.ndarray, bool]:
+def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[np.ndarray, bool, bool]:
     """Take the longest prefix in (round, rank) order whose real tokens do not exceed a budget.
 
     Round i holds the i-th waiting sample of every rank. A rank that has no i-th sample but whose source goes on makes the
@@ -17,7 +17,8 @@ def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[n
         num_ranks: R.
 
     Returns:
-        Mask `[N]` of the rows taken, and whether it is certain: False asks for more waiting samples.
+        Mask `[N]` of the rows taken; whether it is certain: False asks for more waiting samples; and whether the budget, not
+        the end of the samples, ended it.
     """
     counts = gathered.counts(num_ranks)
     starts = np.cumsum(counts) - counts
@@ -35,4 +36,5 @@ def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[n
         stop = order[prefix]
         certain = unknown is None or (int(rounds[stop]), int(gathered.home[stop])) < unknown
     taken[order[:prefix]] = True
-    return taken, certain
+    full = prefix < len(order) or (prefix > 0 and int(total[-1]) == budget)
+    return taken, certain, full

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..core import PeerLostError
 from .config import SchedulerConfig
 from .groups import ProcessGroups
 from .heartbeat import Heartbeat
-from .transports import DeviceTransport, HostTransport, MemoryHub, MixedTransport, Transport, fixed_peers
+from .transports import DeviceTransport, HostTransport, MemoryHub, MixedTransport, Transport, TransportError, fixed_peers
 from .transports.backends import open_gloo, open_nccl
 from .transports.memory import simulated_transport
 
@@ -44,6 +45,20 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     peers: list[list[int]] | None = None
     gathers_on_device: bool = False
     exchanges_on_device: bool = False
+
+    def lost(self, error: TransportError, where: str) -> PeerLostError:
+        """Return the error that names who did not come.
+
+        Args:
+            error: what the transport raised.
+            where: what the ranks were doing, for the message.
+        """
+        missing = self.heartbeat.missing()
+        if missing:
+            names = ", ".join(f"rank {rank} (last: {sign})" for rank, sign in missing)
+            return PeerLostError(f"{names} stopped answering at {where}: {error}")
+        others = ", ".join(f"rank {rank}: {sign}" for rank, sign in self.heartbeat.stages())
+        return PeerLostError(f"a rank did not come to {where}, all are alive ({others or 'no heartbeat'}): {error}")
 
     def abort(self) -> None:
         """Let whatever thread waits for a peer go."""

@@ -20,6 +20,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         deferred: outliers that wait for their like, with the steps that each has waited.
         index: number of samples read in this epoch.
         exhausted: whether the source has ended.
+        started: whether the source was opened at all.
     """
 
     source: Any
@@ -27,6 +28,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     deferred: tuple[tuple[Described, int], ...] = ()
     index: int = 0
     exhausted: bool = False
+    started: bool = False
 
 
 class Reader:
@@ -52,16 +54,22 @@ class Reader:
         self._index = 0
         self._dropped = 0
         self._resumed = False
+        self._started = False
         self.waiting: list[Described] = []
         self.deferred: list[tuple[Described, int]] = []
         self.exhausted = False
         self.error: BaseException | None = None
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether the source can read again what it has read."""
+        return self._source.state_dict() is not None
+
     def start(self) -> None:
         """Begin an epoch, or go on with the one that was loaded; opening the source may fail like any later read."""
         if not self._resumed:
             self.waiting, self.deferred, self._index, self.exhausted = [], [], 0, False
-        self._resumed = False
+        self._resumed, self._started = False, True
         if self.exhausted:
             return
         try:
@@ -77,6 +85,7 @@ class Reader:
             deferred=tuple(self.deferred),
             index=self._index,
             exhausted=self.exhausted,
+            started=self._started,
         )
 
     def load(self, position: Position, *, in_epoch: bool) -> None:
@@ -88,8 +97,9 @@ class Reader:
         """
         if position.source is not None:
             self._source.load_state_dict(position.source)
-            if not in_epoch and not position.exhausted:
-                iter(self._source)  # the epoch ended before the source did: leave it behind
+            if not in_epoch and position.started and not position.exhausted:
+                # The epoch ended before the source did: leave it behind. A generator moves only when it is read.
+                next(iter(self._source), None)
         self._resumed = in_epoch
         if in_epoch:
             self.waiting, self.deferred = list(position.waiting), list(position.deferred)
@@ -138,7 +148,7 @@ class Reader:
         except StopIteration:
             self.exhausted = True
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # on a worker thread, nobody else would hear of an exit
             self.error = error
             return
         try:

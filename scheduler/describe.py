@@ -16,7 +16,7 @@ from ..core.sample import TYPE_CODES
 from ..models import ModelAdapter, dummy_sample
 from .blocks import Block
 from .config import SchedulerConfig
-from .rows import row_dtype
+from .rows import MAX_FREE_DTYPES, row_dtype
 
 Grids = Sequence[tuple[int, int, int]]
 
@@ -69,6 +69,8 @@ class Describer:
         self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
         self._row_dtype = row_dtype(len(cost.phases))
         self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
+        if len(self._free) > MAX_FREE_DTYPES:
+            raise ValueError(f"{len(self._free)} fields of free dtype ({self._free}), at most {MAX_FREE_DTYPES} are possible")
         self._dtypes = bytearray(len(self._free))
 
     @property

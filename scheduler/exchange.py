@@ -23,7 +23,7 @@ class Exchanger:
     def __init__(self, transport: Transport, *, pin: bool = False) -> None:
         self._transport = transport
         self._pin = pin
-        self._outgoing = torch.empty(0, dtype=torch.uint8)
+        self._outgoing = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     @property
     def buffer_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Exchanger:
     def _filled(self, blocks: list[tuple[int, Block]], size: int, digest: int) -> torch.Tensor:
         """Return the outgoing blocks, end to end, in a buffer that is used again once they are sent."""
         if self._outgoing.numel() < size:
-            self._outgoing = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            self._outgoing = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin, device="cpu")
         buffer = self._outgoing[:size]
         raw, address, at = buffer.numpy(), buffer.data_ptr(), 0
         for row, block in blocks:

@@ -131,7 +131,8 @@ def _message(error: BaseException | None) -> bytes:
     if error is None:
         return b""
     name, text = to_wire(error)
-    return f"{name}\n{text}".encode()[:MAX_MESSAGE].decode(errors="ignore").encode()
+    # A file name may hold bytes that are no text.
+    return f"{name}\n{text}".encode(errors="backslashreplace")[:MAX_MESSAGE].decode(errors="ignore").encode()
 
 
 def _check_version(headers: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """Who is gone: every rank leaves a sign of life in the job's store, and reads the others' when a collective fails."""
 
+import datetime
 import threading
 import time
 from typing import Any
@@ -24,6 +25,8 @@ class Heartbeat:
 
     def __init__(self, store: Any, *, name: str, rank: int, num_ranks: int, interval: float) -> None:
         self._store = store
+        # Made before anything is wrong: a store that hangs must not keep its asker.
+        self._asking = None if store is None else _clone(store, patience=max(1.0, 5 * interval))
         self._name = name
         self._rank = rank
         self._num_ranks = num_ranks
@@ -43,7 +46,7 @@ class Heartbeat:
         """Leave a last sign that says the rank left on purpose, and end the thread."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(5 * self._interval)
             self._thread = None
 
     def missing(self) -> list[tuple[int, str]]:
@@ -55,10 +58,9 @@ class Heartbeat:
         if self._store is None:
             return []
         try:
-            store = _clone(self._store)
-            before = self._read(store)
+            before = self._read(self._asking)
             time.sleep(3 * self._interval)
-            after = self._read(store)
+            after = self._read(self._asking)
         except (RuntimeError, dist.DistError):
             return [(0, "the store that rank 0 holds cannot be reached")]
         others = [rank for rank in range(self._num_ranks) if rank != self._rank]
@@ -71,7 +73,7 @@ class Heartbeat:
         if self._store is None:
             return []
         try:
-            signs = self._read(_clone(self._store))
+            signs = self._read(self._asking)
         except (RuntimeError, dist.DistError):
             return []
         return [(rank, sign.partition(" ")[2]) for rank, sign in enumerate(signs) if rank != self._rank]
@@ -97,6 +99,9 @@ class Heartbeat:
             return  # the store is gone, and with it the job: the collective that fails next says so
 
 
-def _clone(store: Any) -> Any:
+def _clone(store: Any, patience: float | None = None) -> Any:
     """Return an own connection: a store shared between threads would let one wait for the other."""
-    return store.clone() if hasattr(store, "clone") else store
+    own = store.clone() if hasattr(store, "clone") else store
+    if patience is not None and own is not store:
+        own.set_timeout(datetime.timedelta(seconds=patience))
+    return own

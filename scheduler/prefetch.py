@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -35,13 +36,16 @@ class Prefetcher(Generic[T]):
         ahead: Callable[[], None] | None = None,
     ) -> None:
         self._make = make
+        self._depth = depth
         self._ahead = ahead
         self._relay = relay
         self._gathers_before = relay.num_gathers if relay else 0
         self._allowed: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._ready: deque[tuple[T | None, BaseException | None]] = deque()
+        self._arrived = threading.Event()
         self._num_allowed = 0
         self._num_made = 0
+        self._num_used = 0
         self._closed = False
         self._thread: threading.Thread | None = None
         if depth:
@@ -51,32 +55,47 @@ class Prefetcher(Generic[T]):
                 self._allow()
 
     def get(self) -> T:
-        """Return the next item, or raise what making it raised.
+        """Return the next item, or raise what making it raised; the item stays the next one until `used`.
+
+        An interrupt at any point loses nothing: the next call returns the same item.
 
         Raises:
             RuntimeError: the prefetcher is closed.
         """
         if self._thread is None:
-            return self._make()
-        self._allow()
+            if not self._ready:
+                self._ready.append((self._make(), None))
+            return self._ready[0][0]  # type: ignore[return-value]
+        if self._num_allowed <= self._num_used + self._depth:
+            self._allow()
         if self._relay is not None:
             # Up to the gather of the last step allowed, no further: what comes after it is due in the next call, however
             # early this rank's worker asks for it.
             self._relay.serve(self._served)
-        while True:
-            try:
-                item, error = self._ready.get(timeout=0.2)  # wakes up for Ctrl-C, and for a close by another thread
-                break
-            except queue.Empty:
-                if self._closed:
-                    raise RuntimeError("the scheduler was closed while it waited for a step") from None
+        while not self._ready:
+            self._arrived.wait(timeout=0.2)  # wakes up for Ctrl-C, and for a close by another thread
+            self._arrived.clear()
+            if self._closed and not self._ready:
+                raise RuntimeError("the scheduler was closed while it waited for a step")
+        item, error = self._ready[0]
         if error is not None:
             raise error
         return item  # type: ignore[return-value]
 
+    def used(self) -> None:
+        """Say that the item that `get` returned was taken over."""
+        self._num_used += 1
+        self._ready.popleft()
+
     def settle(self) -> None:
-        """Wait until everything that was allowed is made."""
-        while self._is_running() and self._num_made < self._num_allowed:
+        """Wait until everything that was allowed is made; what it leaves for the calling thread is run."""
+
+        def settled() -> bool:
+            return self._num_made >= self._num_allowed or not self._is_running()
+
+        if self._relay is not None:
+            self._relay.serve(settled)
+        while not settled():
             time.sleep(1e-3)
 
     def close(self, timeout: float) -> bool:
@@ -113,7 +132,9 @@ class Prefetcher(Generic[T]):
             try:
                 made = (self._make(), None)
             except BaseException as error:
-                self._ready.put((None, error))
+                self._ready.append((None, error))
+                self._arrived.set()
                 return
             self._num_made += 1
-            self._ready.put(made)
+            self._ready.append(made)
+            self._arrived.set()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from ..core import CorruptBlockError, EvenpackError, PeerLostError, Sample
+from ..core import CorruptBlockError, EvenpackError, Sample
 from ..core.fields import dtype_of
-from .bring import Bringer
+from .bring import Bringer, Brought
 from .channel import Channel
 from .collect import Reader
 from .describe import Described, Describer
@@ -66,6 +66,7 @@ class Preparer:
         )
         self._digest = 0
         self._ended = False
+        self._dropped = 0
         self.step = 0
 
     def start_epoch(self) -> None:
@@ -82,6 +83,11 @@ class Preparer:
             in_epoch=in_epoch,
             position=self._reader.position(),
         )
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that the oversize policy dropped so far on all ranks, behind the last step of an epoch too."""
+        return self._dropped
 
     @property
     def buffer_bytes(self) -> int:
@@ -101,7 +107,8 @@ class Preparer:
 
     def ahead(self) -> None:
         """Read what the next step will likely need, without a word to the others."""
-        if not self._ended and self._context.config.samples_per_step is not None:
+        # What an iterator yields cannot be read again: it is read only when a step is due, so that its state is certain.
+        if not self._ended and self._context.config.samples_per_step is not None and self._reader.can_go_back:
             self._reader.fill(self._context.config.samples_per_step)
 
     def __call__(self) -> "Prepared":
@@ -115,15 +122,16 @@ class Preparer:
         try:
             return self._make()
         except TransportError as error:
-            raise self._lost(error) from error
+            raise self._channel.lost(error, f"step {self.step}") from error
 
     def _make(self) -> "Prepared":
         started = time.monotonic()
         self._channel.heartbeat.at(f"collecting step {self.step}")
-        mine, gathered, waits, fresh = self._bring()
-        if not len(gathered) or self._stops(gathered):
+        brought = self._brought()
+        if brought is None:
             self._ended = True
             return Prepared(None, self.checkpoint(in_epoch=False), ())
+        mine, gathered, waits, fresh, _ = brought
         table = gathered.table(self._context.config.segment_align(self._context.cp_size))
         self._channel.heartbeat.at(f"planning step {self.step}")
         plan = self._plan(table, gathered)
@@ -147,6 +155,7 @@ class Preparer:
             samples=samples,
             stats=stats,
             media_dtype=dtype_of(pixels),
+            home_ids=[item.block.sample.sample_id for item in mine],
         )
         return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh))
 
@@ -175,21 +184,38 @@ class Preparer:
             return self._exchanger(table, plan, mine)
 
         try:
-            if self._relay is not None and self._channel.exchanges_on_device:
+            if self._relay is not None and self._channel.exchanges_on_device and plan.moved_bytes:
                 return self._relay.call(operation)
             return operation()
         except CorruptBlockError as error:
             self._announce(error)
             raise
 
-    def _stops(self, gathered: Gathered) -> bool:
-        config = self._context.config
-        if config.on_exhausted == "drain" or not gathered.exhausted.any():
-            return False
-        if config.samples_per_step is None:
-            return True
-        counts = gathered.counts(self._channel.steps.num_ranks)
-        return bool((counts < config.samples_per_step).any())
+    def _brought(self) -> Brought | None:
+        """Return what goes into the next step; None where the epoch has ended."""
+        dropped = 0
+        while True:
+            brought = self._bring()
+            gathered = brought.gathered
+            dropped += gathered.dropped
+            if not brought.full and self._context.config.on_exhausted == "stop" and gathered.exhausted.any():
+                self._ended = True
+                brought = self._left_over(brought)
+                gathered = brought.gathered
+            if len(gathered) or gathered.exhausted.all() or self._ended:
+                self._dropped += dropped
+                return brought._replace(gathered=msgspec.structs.replace(gathered, dropped=dropped)) if len(gathered) else None
+            # Every list of the step was empty or dropped, and the sources go on.
+
+    def _left_over(self, brought: Brought) -> Brought:
+        """Return a last step of the outliers that full steps left waiting; what an incomplete step brought is not trained."""
+        keep = note_of(brought.gathered.rows) > 0
+        if self._context.config.defer is None:
+            keep[:] = False
+        mine = [
+            item for item, kept in zip(brought.mine, keep[brought.gathered.home == self._context.rank], strict=True) if kept
+        ]
+        return brought._replace(mine=mine, gathered=brought.gathered.select(keep))
 
     def _plan(self, table: SampleTable, gathered: Gathered) -> StepPlan:
         config, num_ranks, cp_size = self._context.config, self._channel.steps.num_ranks, self._context.cp_size
@@ -205,14 +231,6 @@ class Preparer:
             self._gather([], error)
         except (EvenpackError, TransportError):
             return  # the caller raises the error itself
-
-    def _lost(self, error: TransportError) -> EvenpackError:
-        missing = self._channel.heartbeat.missing()
-        if missing:
-            names = ", ".join(f"rank {rank} (last: {sign})" for rank, sign in missing)
-            return PeerLostError(f"{names} stopped answering at step {self.step}: {error}")
-        others = ", ".join(f"rank {rank}: {sign}" for rank, sign in self._channel.heartbeat.stages())
-        return PeerLostError(f"a rank did not come to step {self.step}, all are alive ({others or 'no heartbeat'}): {error}")
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):

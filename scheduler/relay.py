@@ -38,6 +38,8 @@ class Relay:
             try:
                 return future.result(timeout=0.1)
             except TimeoutError:
+                if future.done():
+                    raise  # the operation's own
                 if self._closed:
                     raise Aborted("the scheduler closed") from None
 

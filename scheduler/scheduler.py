@@ -1,7 +1,9 @@
 """`PackingScheduler`: wraps a training loop's data source."""
 
+import atexit
 import functools
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -29,14 +31,26 @@ from .plan import CODE_VERSION, plan_step, warm_up
 from .prefetch import Prefetcher
 from .prepare import Planner, Prepared, Preparer
 from .relay import Relay
-from .sources import LoaderSource, as_source
+from .sources import as_source
+from .sources.loader import num_samples
 from .state import Checkpoint, check_same_ranks, from_state, reshard, to_state, with_in_flight
 from .stats import StepStats
 from .step import PackedStep, StepContext
+from .transports import TransportError
 
 #: Decoder and vision work of a 7-billion-parameter model, relative: see `models.cost` for a model's own.
 _TYPICAL = CostCoefficients(decoder_linear=1.0, decoder_quadratic=1.0 / 65536)
 _TYPICAL_VISION = msgspec.structs.replace(_TYPICAL, vision_linear=0.0625, vision_quadratic=9.5e-6, has_vision=True)
+
+
+#: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.
+_OPEN: "weakref.WeakSet[PackingScheduler]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for scheduler in list(_OPEN):
+        scheduler.close()
 
 
 class PackingScheduler(Iterator[PackedStep]):
@@ -101,8 +115,10 @@ class PackingScheduler(Iterator[PackedStep]):
         self._failure: BaseException | None = None
         self._closed = False
         self._ended = False
+        self._calibrated: dict[str, Any] | None = None
         self._behind: Checkpoint | None = None
         self._in_flight: deque[Prepared] = deque()
+        _OPEN.add(self)
 
     def _build(self, adapter: ModelAdapter, cost: SampleCost, planner: Planner) -> Preparer:
         config, groups, channel = self._config, self._groups, self._channel
@@ -124,7 +140,7 @@ class PackingScheduler(Iterator[PackedStep]):
             rank=groups.rank,
             cp_size=groups.cp_size,
             num_replicas=groups.num_replicas,
-            control=channel.control,
+            channel=channel,
             pin=torch.cuda.is_available(),
         )
         return Preparer(
@@ -146,6 +162,11 @@ class PackingScheduler(Iterator[PackedStep]):
     def config(self) -> SchedulerConfig:
         """The settings, with what the adapter filled in."""
         return self._config
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that the oversize policy dropped so far on all ranks, behind the last step of an epoch too."""
+        return self._preparer.num_dropped
 
     @property
     def buffer_bytes(self) -> int:
@@ -171,13 +192,18 @@ class PackingScheduler(Iterator[PackedStep]):
         except Exception as error:
             self._failure = error
             raise
-        self._in_flight.popleft()
+        except BaseException as error:
+            if not self._config.prefetch:  # interrupted while it was made: what was read for it is gone
+                self._failure = RuntimeError(f"the scheduler was interrupted inside a step ({type(error).__name__})")
+            raise
         self._behind = prepared.behind
         if prepared.step is None:
             self._ended = True  # until somebody iterates again
             self._end_epoch()
             raise StopIteration
         self._stats = prepared.step.stats
+        self._in_flight.popleft()
+        self._prefetcher.used()
         return prepared.step
 
     def __len__(self) -> int:
@@ -189,8 +215,8 @@ class PackingScheduler(Iterator[PackedStep]):
         per_step = self._config.samples_per_step
         if per_step is None:
             raise TypeError("steps that are not counted in samples per rank have no length known beforehand")
-        sized: Any = self._source if isinstance(self._source, LoaderSource) else self._original
-        samples = len(sized)
+        original: Any = self._original
+        samples = num_samples(original) if isinstance(original, torch.utils.data.DataLoader) else len(original)
         return -(-samples // per_step) if self._config.on_exhausted == "drain" else samples // per_step
 
     def calibrate(self, observations: Sequence[Observation]) -> CostFit:
@@ -205,8 +231,12 @@ class PackingScheduler(Iterator[PackedStep]):
         Raises:
             ValueError: too few observations, or none with media for a model that has a tower.
         """
-        found = fit_across_ranks(self._channel.control, observations)
+        try:
+            found = fit_across_ranks(self._channel.control, observations)
+        except TransportError as error:
+            raise self._channel.lost(error, "calibrate") from error
         self._describer.use_cost(found.model)
+        self._calibrated = msgspec.to_builtins(found.model)
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,7 +256,7 @@ class PackingScheduler(Iterator[PackedStep]):
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
             behind = with_in_flight(behind, fresh, self._preparer.waiting)
-        return to_state(behind, rank=rank, num_ranks=num_ranks)
+        return {**to_state(behind, rank=rank, num_ranks=num_ranks), "cost": self._calibrated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a state that this rank saved, in a job of as many ranks; every rank does, before its next step.
@@ -267,6 +297,9 @@ class PackingScheduler(Iterator[PackedStep]):
         checkpoint = from_state(state, self._describer)
         if self._prefetcher is not None:
             raise ValueError("load the state before the first step, or between epochs")
+        if state.get("cost") is not None:
+            self._calibrated = state["cost"]
+            self._describer.use_cost(msgspec.convert(self._calibrated, CostModel))
         self._preparer.load(checkpoint)
         self._behind = checkpoint
 
@@ -275,6 +308,7 @@ class PackingScheduler(Iterator[PackedStep]):
         if self._closed:
             return
         self._closed = True
+        _OPEN.discard(self)
         self._channel.abort()
         if self._relay is not None:
             self._relay.close()

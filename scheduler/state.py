@@ -24,6 +24,7 @@ _KEYS = (
     "deferred",
     "index",
     "exhausted",
+    "started",
 )
 
 
@@ -66,13 +67,14 @@ def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int) -> dict[str, 
         "num_ranks": num_ranks,
         "step": checkpoint.step,
         "plan": checkpoint.plan,
-        "dtypes": checkpoint.dtypes,
+        "dtypes": list(checkpoint.dtypes),
         "in_epoch": checkpoint.in_epoch,
         "source": position.source,
         "waiting": [_bytes_of(item) for item in position.waiting],
         "deferred": [(_bytes_of(item), waited) for item, waited in position.deferred],
         "index": position.index,
         "exhausted": position.exhausted,
+        "started": position.started,
     }
 
 
@@ -91,7 +93,7 @@ def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
     return Checkpoint(
         step=state["step"],
         plan=state["plan"],
-        dtypes=state["dtypes"],
+        dtypes=bytes(state["dtypes"]),
         in_epoch=state["in_epoch"],
         position=Position(
             source=state["source"],
@@ -99,6 +101,7 @@ def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
             deferred=tuple((_sample_of(data, describer), waited) for data, waited in state["deferred"]),
             index=state["index"],
             exhausted=state["exhausted"],
+            started=state["started"],
         ),
     )
 
@@ -137,17 +140,18 @@ def reshard(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int) -> d
         **ordered[0],
         "rank": rank,
         "num_ranks": num_ranks,
-        "dtypes": bytes(max(codes) for codes in zip(*(state["dtypes"] for state in ordered), strict=True)),
+        "dtypes": [max(codes) for codes in zip(*(state["dtypes"] for state in ordered), strict=True)],
         "source": None,
         "waiting": waiting[rank::num_ranks],
         "deferred": deferred[rank::num_ranks],
         "index": sum(state["index"] for state in ordered) // num_ranks,
         "exhausted": all(state["exhausted"] for state in ordered),
+        "started": any(state["started"] for state in ordered),
     }
 
 
 def _bytes_of(item: Described) -> bytes:
-    data = torch.empty(item.block.nbytes, dtype=torch.uint8).numpy()
+    data = torch.empty(item.block.nbytes, dtype=torch.uint8, device="cpu").numpy()
     item.block.write(data, row=0, digest=0)
     return data.tobytes()
 

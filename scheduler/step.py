@@ -11,13 +11,14 @@ import torch
 from ..collate import PackedBatch, pack_samples
 from ..core import Sample
 from ..models import ModelAdapter, dummy_sample, dummy_text
+from .channel import Channel
 from .config import SchedulerConfig
 from .grad_sync import reduce_if, refuse_ddp
 from .loss import Reduce, packed_loss
 from .plan import SampleTable, StepPlan
 from .plan.config import MEDIA_BITS
 from .stats import StepStats
-from .transports import Transport
+from .transports import TransportError
 from .way_back import return_home
 
 
@@ -30,7 +31,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
         rank: this rank within the data-parallel group.
         cp_size: context-parallel size.
         num_replicas: ranks over which a wrapper averages gradients.
-        control: transport for `return_home`.
+        channel: connection to the peers, for `return_home`.
         pin: build packs in pinned memory.
     """
 
@@ -39,7 +40,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     cp_size: int
     num_replicas: int
-    control: Transport
+    channel: Channel
     pin: bool = False
 
 
@@ -58,6 +59,7 @@ class PackedStep(Sequence[PackedBatch]):
         padded_seqlen_sum: their tokens, padded to `align`.
         padded_seqlen_squared_sum: sum of the squares of those.
         stats: figures of the step.
+        home_ids: `sample_id` of every sample that this rank brought to the step, in the order of `return_home`.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class PackedStep(Sequence[PackedBatch]):
         samples: Mapping[int, Sample],
         stats: StepStats,
         media_dtype: torch.dtype = torch.float32,
+        home_ids: Sequence[str | int | None] = (),
     ) -> None:
         self._context = context
         self._samples = samples
         self._media_dtype = media_dtype
+        self.home_ids = list(home_ids)
         self.table = table
         self.plan = plan
         self.stats = stats
@@ -136,13 +140,20 @@ class PackedStep(Sequence[PackedBatch]):
                 them. Any shapes; one dtype is not needed.
 
         Returns:
-            One tensor on the host per sample that this rank brought, in source order; None where a policy dropped it.
+            One tensor on the host per sample that this rank brought to this step, in the order of `home_ids`; None where
+            `leftover` dropped it. What was dropped before planning, or waits for a later step, is not among them.
 
         Raises:
-            ValueError: another number of values than the packs have samples.
+            ValueError: another number of values than the packs have samples, or values that are no tensors.
+            PeerFailedError: that happened on another rank.
+            PeerLostError: a rank did not come.
         """
         rows = [self.plan.ids(self._context.rank, index).tolist() for index in range(self.num_microbatches)]
-        return return_home(self._context.control, self.table, self.plan, rows, values)
+        channel = self._context.channel
+        try:
+            return return_home(channel.control, self.table, self.plan, rows, values)
+        except TransportError as error:
+            raise channel.lost(error, "return_home") from error
 
     def _pack(self, index: int) -> PackedBatch:
         context, config = self._context, self._context.config

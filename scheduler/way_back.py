@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..core import Sample, SampleLayout
+from ..core import PeerFailedError, Sample, SampleLayout
+from ..core.fields import TENSOR_DTYPES, dtype_name
 from .blocks import Block, read_block
 from .exchange import plan_number
 from .plan import SampleTable, StepPlan
-from .transports import Transport
+from .transports import Transport, gather_bytes
 
 
 def return_home(
@@ -32,13 +33,15 @@ def return_home(
         One tensor per sample that this rank brought, in source order; None where it was dropped.
 
     Raises:
-        ValueError: numbers of rows and values that differ.
+        ValueError: numbers of rows and values that differ, or values that are no tensors.
+        PeerFailedError: that happened on another rank.
     """
-    if [len(pack) for pack in rows] != [len(pack) for pack in values]:
-        raise ValueError(
-            f"return_home needs one value per sample: packs hold {[len(pack) for pack in rows]} samples, "
-            f"got {[len(pack) for pack in values]} values"
-        )
+    problem = _problem(rows, values)
+    bad = [rank for rank, text in enumerate(gather_bytes(transport, problem.encode())) if text]
+    if problem:
+        raise ValueError(problem)
+    if bad:
+        raise PeerFailedError(f"rank {bad[0]} called return_home with other values than its packs have samples")
     rank, digest = transport.rank, plan_number(plan)
     blocks = {
         row: Block.of(Sample(values={"value": value}, layout=SampleLayout.text(0)))
@@ -55,7 +58,7 @@ def return_home(
     sizes = np.array([blocks[row].nbytes for row in outgoing.tolist()], np.int64)
     got = transport.exchange(torch.from_numpy(sizes.view(np.uint8)), _bytes(send_counts), _bytes(receive_counts))
     received_sizes = got.numpy().view(np.int64)
-    buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+    buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
     ends = np.cumsum(sizes)
     for row, end, size in zip(outgoing.tolist(), ends.tolist(), sizes.tolist(), strict=True):
         blocks[row].write(buffer.numpy()[end - size : end], row=row, digest=digest)
@@ -67,6 +70,18 @@ def return_home(
     for row, end, size in zip(incoming.tolist(), np.cumsum(received_sizes).tolist(), received_sizes.tolist(), strict=True):
         found[row] = read_block(received[end - size : end], row=row, digest=digest).tensor("value")
     return [found.get(row) for row in np.flatnonzero(table.home == rank).tolist()]
+
+
+def _problem(rows: Sequence[Sequence[int]], values: Sequence[Sequence[torch.Tensor]]) -> str:
+    """Return what is wrong with the values; every rank must hear of it before it waits for them."""
+    wanted, got = [len(pack) for pack in rows], [len(pack) for pack in values]
+    if wanted != got:
+        return f"return_home needs one value per sample: packs hold {wanted} samples, got {got} values"
+    for pack in values:
+        for value in pack:
+            if not isinstance(value, torch.Tensor) or dtype_name(value.dtype) not in TENSOR_DTYPES:
+                return f"return_home needs tensors, got {type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
+    return ""
 
 
 def _bytes(counts: np.ndarray) -> list[int]:

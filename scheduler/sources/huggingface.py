@@ -20,8 +20,12 @@ class HuggingFaceSource:
         self._count = 0
         self._skip = 0
         self._in_epoch = False
+        self._resumed = False
 
     def __iter__(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, False
+        if not resumed:
+            self._dataset.load_state_dict(None)
         self._count, self._skip = self._skip, 0
         self._in_epoch = True
         iterator = iter(self._dataset)
@@ -32,7 +36,6 @@ class HuggingFaceSource:
             self._count += 1
             yield item
         self._count, self._in_epoch = 0, False
-        self._dataset.load_state_dict(None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of items read, and the dataset's own state where that is complete."""
@@ -44,6 +47,7 @@ class HuggingFaceSource:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to that position when next read."""
         self._count = self._skip = state["count"]
+        self._resumed = True
         self._dataset.set_epoch(state["epoch"])
         self._dataset.load_state_dict(state["dataset"])
 

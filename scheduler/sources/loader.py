@@ -41,14 +41,6 @@ class LoaderSource:
             torch.set_rng_state(outside)
         return self._items(itertools.chain(head, iterator), self._count)
 
-    def __len__(self) -> int:
-        """Number of samples, not of batches."""
-        loader = self._loader
-        if loader.batch_size is None:
-            return len(loader)
-        total = len(loader.sampler)  # type: ignore[arg-type]
-        return total // loader.batch_size * loader.batch_size if loader.drop_last else total
-
     def state_dict(self) -> dict[str, Any]:
         """Return the random states at the start of the epoch and the number of items read."""
         return {"count": self._count, "in_epoch": bool(self._start), "start": self._start or self._record()}
@@ -69,16 +61,20 @@ class LoaderSource:
         self._count, self._start = 0, {}
 
     def _generators(self) -> dict[str, torch.Generator]:
-        owners = {"loader": self._loader, "sampler": self._loader.sampler}
-        found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
+        found = {name: getattr(owner, "generator", None) for name, owner in self._owners().items()}
         return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}
+
+    def _owners(self) -> dict[str, Any]:
+        """Return everything that may decide the order; a batch sampler of the user's own has a sampler inside."""
+        batches = self._loader.batch_sampler
+        owners = {"loader": self._loader, "sampler": self._loader.sampler, "batches": batches}
+        return {**owners, "inner": getattr(batches, "sampler", None)}
 
     def _record(self) -> dict[str, Any]:
         states: dict[str, Any] = {"global": torch.get_rng_state(), "opened": self._opened}
         states.update({name: generator.get_state() for name, generator in self._generators().items()})
-        epoch = getattr(self._loader.sampler, "epoch", None)
-        if epoch is not None:
-            states["epoch"] = epoch
+        epochs = {name: getattr(owner, "epoch", None) for name, owner in self._owners().items()}
+        states["epochs"] = {name: epoch for name, epoch in epochs.items() if epoch is not None}
         return states
 
     def _restore(self, states: dict[str, Any]) -> None:
@@ -91,6 +87,25 @@ class LoaderSource:
         for name, generator in self._generators().items():
             if name in states:
                 generator.set_state(states[name])
-        if "epoch" in states:
-            sampler: Any = self._loader.sampler
-            sampler.epoch = states["epoch"]
+        for name, owner in self._owners().items():
+            if name in states["epochs"]:
+                owner.epoch = states["epochs"][name]
+
+
+def num_samples(loader: DataLoader[Any]) -> int:
+    """Return the number of samples, not of batches, that a loader yields in an epoch.
+
+    Raises:
+        TypeError: a loader whose samplers have no length.
+    """
+    if loader.batch_size is not None:
+        total = len(loader.sampler)  # type: ignore[arg-type]
+        return total // loader.batch_size * loader.batch_size if loader.drop_last else total
+    if loader.batch_sampler is None:
+        return len(loader)
+    batches: Any = loader.batch_sampler
+    total = len(batches.sampler) if hasattr(batches, "sampler") else None
+    if total is None:
+        raise TypeError("a loader with a batch sampler of its own does not say how many samples it yields")
+    size = getattr(batches, "batch_size", 1)
+    return total // size * size if getattr(batches, "drop_last", False) else total

@@ -38,7 +38,7 @@ class BufferPool:
 
     def _new(self, size: int) -> np.ndarray:
         # Some room, so that the next step, a little larger, need not allocate again.
-        buffer: np.ndarray = torch.empty(size + size // 8, dtype=torch.uint8, pin_memory=self._pin).numpy()
+        buffer: np.ndarray = torch.empty(size + size // 8, dtype=torch.uint8, pin_memory=self._pin, device="cpu").numpy()
         if len(self._kept) == self._most:
             self._kept.pop(0)
         self._kept.append(buffer)

@@ -91,7 +91,7 @@ class DeviceTransport:
     def _to_host(self, data: torch.Tensor) -> torch.Tensor:
         if self._stream is None:
             return data
-        host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+        host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True, device="cpu")
         host.copy_(data, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record(self._stream)

@@ -38,7 +38,7 @@ class HostTransport:
         return self._pool.nbytes
 
     def gather(self, data: np.ndarray) -> np.ndarray:
-        out = torch.empty(self.num_ranks * data.size, dtype=torch.uint8)
+        out = torch.empty(self.num_ranks * data.size, dtype=torch.uint8, device="cpu")
         mine = torch.from_numpy(data)
         self._run("gather", lambda: self._group._allgather_base(out, mine))
         return out.view(self.num_ranks, data.size).numpy()

@@ -54,12 +54,19 @@ class MemoryHub:
             present = self._rounds.setdefault(turn, {})
             present[rank] = payload
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: len(present) == self.num_ranks or transport.aborted, timeout=self._timeout)
-            if transport.aborted and len(present) < self.num_ranks:
-                raise Aborted(f"round {turn}")
-            if self._failure is not None and len(present) < self.num_ranks:
-                raise TransportError(self._failure)
-            if not done:
+
+            def decided() -> bool:
+                gone = self._left - set(present)
+                return len(present) == self.num_ranks or transport.aborted or self._failure is not None or bool(gone)
+
+            self._changed.wait_for(decided, timeout=self._timeout)
+            if len(present) < self.num_ranks:
+                if transport.aborted:
+                    raise Aborted(f"round {turn}")
+                if self._failure is not None:
+                    raise TransportError(self._failure)
+                if gone := sorted(self._left - set(present)):
+                    raise TransportError(f"ranks {gone} closed their schedulers before round {turn}")
                 missing = sorted(set(range(self.num_ranks)) - set(present))
                 raise TransportError(f"round {turn} did not finish within {self._timeout:g} s, missing ranks {missing}")
             self._taken[turn] = self._taken.get(turn, 0) + 1

@@ -195,3 +195,45 @@ def test_every_sample_once_when_sources_end_early():
     assert len({len(steps) for steps in outcomes}) == 1
     names = list(flat(outcomes))
     assert sorted(names) == sorted(f"{rank}-{index}" for rank, count in enumerate([0, 5, 30]) for index in range(count))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError("cannot read " + os.fsdecode(b"caf\xe9.jpg")), "cannot read caf"),
+        (SystemExit(3), "SystemExit: 3"),
+        (type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})(), "its message cannot be read"),
+        (ValueError("x" * 100_000), "ValueError: xxx"),
+    ],
+)
+def test_any_error_of_a_source_reaches_every_rank(error, text):
+    def source():
+        yield text_sample(5, 0)
+        raise error
+
+    def fn(rank, num_ranks):
+        return steps_until_error(source() if rank == 1 else random_source(rank, 40))
+
+    outcomes = run_ranks(fn, 2)
+    assert len(set(outcomes)) == 1
+    assert outcomes[0][1] == "PeerFailedError" and text in outcomes[0][2]
+
+
+def test_a_loop_that_is_left_without_closing_ends_the_process_cleanly():
+    import subprocess
+    import sys
+
+    code = """
+from evenpack.models import adapter_for
+from evenpack.scheduler import PackingScheduler, SchedulerConfig
+import itertools, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+source = ({"input_ids": [1] * 5} for _ in itertools.count())
+scheduler = PackingScheduler(source, config=SchedulerConfig(max_tokens=8, samples_per_step=1), adapter=adapter_for("text"))
+for number, step in enumerate(scheduler):
+    if number == 3:
+        break
+print("end")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr[-2000:]

@@ -32,16 +32,16 @@ def gathered(rows, exhausted=(False, False)):
     ],
 )
 def test_which_samples_wait(rows, exhausted, waits):
-    assert waiting_outliers(gathered(rows, exhausted), num_ranks=2, limit=3).tolist() == waits
+    assert waiting_outliers(gathered(rows), num_ranks=2, limit=3, ending=all(exhausted)).tolist() == waits
 
 
 def test_the_oldest_go_first_when_enough_are_there():
     rows = [(0, 1, 0), (0, 100, 1), (1, 100, 2), (2, 100, 0), (3, 100, 0)]
     four = gathered(rows, (False,) * 4)
     # More than the mean of 401 / 5 ranks: four outliers on five ranks wait, on four ranks they fill an index.
-    assert waiting_outliers(four, num_ranks=5, limit=9).tolist() == [False, True, True, True, True]
+    assert waiting_outliers(four, num_ranks=5, limit=9, ending=False).tolist() == [False, True, True, True, True]
     rows.append((0, 100, 0))
-    assert waiting_outliers(gathered(rows, (False,) * 4), num_ranks=5, limit=9).tolist() == [False] * 6
+    assert waiting_outliers(gathered(rows, (False,) * 4), num_ranks=5, limit=9, ending=False).tolist() == [False] * 6
 
 
 def test_deferred_samples_are_trained_once_and_counted():

@@ -199,3 +199,38 @@ def test_ranks_that_resume_from_different_steps_are_stopped():
                 next(scheduler)
 
     run_ranks(fn, 2)
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokens_per_step": 100}, {"defer": 3, "max_tokens": 1024}])
+def test_an_epoch_that_stopped_early_is_left_behind(settings):
+    """`stop` ends an epoch while some sources still have samples: the next one begins at their start, after a resume too."""
+
+    def fn(rank, num_ranks):
+        def fresh():
+            return open_scheduler(random_source(rank, 24 - 12 * rank), on_exhausted="stop", **settings)
+
+        with fresh() as scheduler:
+            list(scheduler)
+            state = saved(scheduler.state_dict())
+            following = [fingerprint(step)[0] for step in scheduler]
+        with fresh() as scheduler:
+            scheduler.load_state_dict(state)
+            assert [fingerprint(step)[0] for step in scheduler] == following
+        return len(following)
+
+    counts = run_ranks(fn, 2)
+    assert len(set(counts)) == 1 and counts[0] > 1
+
+
+def test_a_calibrated_cost_is_part_of_the_state():
+    from evenpack.scheduler.cost import Observation
+
+    measured = [Observation(tokens=(n,), seconds=1e-3 + 1e-6 * n + 1e-7 * n * n) for n in (10, 500, 900, 2000)]
+    with open_scheduler(random_source(0, 40), prefetch=0) as scheduler:
+        next(scheduler)
+        scheduler.calibrate(measured)
+        state = saved(scheduler.state_dict())
+        expected = next(scheduler).table.cost.tolist()
+    with open_scheduler(random_source(0, 40), prefetch=0) as scheduler:
+        scheduler.load_state_dict(state)
+        assert next(scheduler).table.cost.tolist() == expected

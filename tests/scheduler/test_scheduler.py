@@ -1,5 +1,7 @@
 """The iterator: every sample once, equal steps on all ranks, policies, scopes and budgets."""
 
+import _thread
+import threading
 import zlib
 
 import numpy as np
@@ -340,3 +342,105 @@ def test_groups_without_a_job_are_one_rank():
     config = SchedulerConfig(max_tokens=8, samples_per_step=1)
     with PackingScheduler([{"input_ids": [1, 2]}], config=config, adapter=TEXT) as scheduler:
         assert np.array_equal(next(scheduler)[0].input_ids, [[1, 2]])
+
+
+def test_lists_that_are_empty_or_dropped_do_not_end_the_epoch():
+    source = [[text_sample(5, 0)], [text_sample(500, 1)], [], [text_sample(5, 2)], [text_sample(5, 3)]]
+    settings = {"scope": "microbatch", "num_microbatches": 1, "oversize": "drop", "max_tokens": 64}
+    with open_scheduler(source, **settings) as scheduler:
+        assert [names_of(step) for step in scheduler] == [[[0]], [[2]], [[3]]]
+        assert scheduler.num_dropped == 1
+
+
+def test_stop_keeps_every_full_step():
+    """Of a token budget too, although ranks read ahead; and the outliers that full steps left waiting."""
+    source = [text_sample(5, index) for index in range(5)]
+    with open_scheduler(source, tokens_per_step=10, on_exhausted="stop") as scheduler:
+        assert [sorted(flat(names_of(step))) for step in scheduler] == [[0, 1], [2, 3]]
+
+    def fn(rank, num_ranks):
+        samples = [text_sample(60 if (rank, index) == (0, 1) else 5, f"{rank}-{index}") for index in range(7)]
+        with open_scheduler(samples, samples_per_step=2, defer=9, on_exhausted="stop", max_tokens=64) as scheduler:
+            return [names_of(step) for step in scheduler]
+
+    names = list(flat(run_ranks(fn, 2)))
+    assert sorted(names) == sorted(f"{rank}-{index}" for rank in range(2) for index in range(6))
+
+
+def test_drops_behind_the_last_step_are_counted():
+    with open_scheduler([text_sample(5, 0), text_sample(500, 1)], samples_per_step=1, oversize="drop") as scheduler:
+        assert [step.stats.num_dropped for step in scheduler] == [0]
+        assert scheduler.num_dropped == 1
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_an_interrupt_loses_nothing_or_is_final(prefetch):
+    """Ctrl-C while the loop waits: with prefetch the same step comes again; without, the scheduler says that it cannot."""
+    import time
+
+    armed = [True]
+
+    def source():
+        for index in range(24):
+            if index == 8 and armed and threading.current_thread() is threading.main_thread():
+                armed.clear()
+                raise KeyboardInterrupt
+            time.sleep(0.01)
+            yield text_sample(5, index)
+
+    got = []
+    with open_scheduler(source(), prefetch=prefetch) as scheduler:
+        if prefetch:
+            timer = threading.Timer(0.1, _thread.interrupt_main)
+            timer.start()
+        while True:
+            try:
+                got.append(sorted(flat(names_of(next(scheduler)))))
+            except KeyboardInterrupt:
+                continue
+            except StopIteration:
+                break
+            except RuntimeError as error:
+                assert not prefetch and "interrupted inside a step" in str(error)
+                return
+    assert prefetch and got == [list(range(start, start + 4)) for start in range(0, 24, 4)]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda data: torch.utils.data.DataLoader(data, batch_size=None), 3),
+        (lambda data: torch.utils.data.DataLoader(data, batch_size=4, collate_fn=list), 3),
+        (lambda data: torch.utils.data.DataLoader(data, batch_size=4, collate_fn=list, drop_last=True), 2),
+        (
+            lambda data: torch.utils.data.DataLoader(
+                data, collate_fn=list, batch_sampler=torch.utils.data.BatchSampler(range(10), 5, False)
+            ),
+            3,
+        ),
+    ],
+)
+def test_length_counts_samples_not_batches(make, expected):
+    with open_scheduler(make(random_source(0, 10))) as scheduler:
+        assert len(scheduler) == expected
+
+
+def test_samples_come_home_with_their_names():
+    source = [text_sample(5, "a"), text_sample(500, "b"), text_sample(6, "c")]
+    with open_scheduler(source, samples_per_step=3, oversize="drop") as scheduler:
+        step = next(scheduler)
+        values = step.return_home([[torch.tensor(len(name)) for name in names] for names in names_of(step)])
+        assert step.home_ids == ["a", "c"] and len(values) == 2
+
+
+def test_wrong_results_on_one_rank_are_an_error_on_every_rank():
+    from evenpack.core import PeerFailedError
+
+    def fn(rank, num_ranks):
+        with open_scheduler(random_source(rank, 4)) as scheduler:
+            step = next(scheduler)
+            values = [[] for _ in step] if rank == 0 else [[torch.zeros(1) for _ in names] for names in names_of(step)]
+            with pytest.raises(ValueError if rank == 0 else PeerFailedError):
+                step.return_home(values)
+
+    run_ranks(fn, 2)

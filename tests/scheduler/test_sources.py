@@ -63,7 +63,20 @@ def distributed():
     return DataLoader(list(range(NUM)), sampler=sampler, batch_size=3)
 
 
+def own_batches():
+    generator = torch.Generator().manual_seed(3)
+    sampler = torch.utils.data.RandomSampler(range(NUM), generator=generator)
+    return DataLoader(list(range(NUM)), batch_sampler=torch.utils.data.BatchSampler(sampler, 2, False))
+
+
+def own_batches_distributed():
+    sampler = DistributedSampler(list(range(NUM)), num_replicas=2, rank=1, shuffle=True)
+    return DataLoader(list(range(NUM)), batch_sampler=torch.utils.data.BatchSampler(sampler, 2, False))
+
+
 SOURCES = {
+    "loader, own batch sampler": own_batches,
+    "loader, own batch sampler, distributed": own_batches_distributed,
     "list": lambda: list(range(NUM)),
     "own": Own,
     "loader": lambda: DataLoader(list(range(NUM)), batch_size=4, shuffle=True),
