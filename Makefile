@@ -11,10 +11,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index clean
+.PHONY: help venv test lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron clean
 
 help:
-	@echo "make demo | test | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index} | venv | clean"
+	@echo "make demo | test | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron} | venv | clean"
 
 venv: $(STAMP)
 
@@ -38,9 +38,9 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode
+bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron
 
-bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index: bench-%: $(STAMP)
+bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron: bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:

@@ -157,6 +157,10 @@ def check_alike(field: Field, pieces: Sequence[torch.Tensor]) -> None:
 
 
 def pack_values(field: Field, samples: Sequence[Sample], num_segments: int) -> list[Value]:
-    """Return a per-sample field of a pack, one entry per segment; None for a tail and where a sample has no value."""
+    """Return a per-sample field of a pack, one entry per segment; None for a tail and where a sample has no value.
+
+    Tensors are copied: a received one is a view of a buffer that is used again, perhaps while a copy to a device still reads.
+    """
     values = [sample.values.get(field.name) for sample in samples]
-    return values + [None] * (num_segments - len(samples))
+    own = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+    return own + [None] * (num_segments - len(samples))

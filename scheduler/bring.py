@@ -83,7 +83,7 @@ class Bringer:
         noted = [msgspec.structs.replace(item, row=with_note(item.row, waited)) for item, waited in mine]
         gathered = self._gather(noted)
         full = self._is_full(gathered)
-        ending = gathered.exhausted.all() or (not full and self._config.on_exhausted == "stop")
+        ending = bool(gathered.exhausted.all()) or (not full and self._config.on_exhausted == "stop")
         waits = waiting_outliers(gathered, num_ranks=self._num_ranks, limit=limit, ending=ending)
         mine_wait = waits[gathered.home == self._rank].tolist()
         reader.deferred = [(item, waited + 1) for (item, waited), wait in zip(mine, mine_wait, strict=True) if wait]
@@ -106,14 +106,14 @@ class Bringer:
 
     def _brought_by_tokens(self, budget: int) -> Brought:
         reader, num_ranks = self._reader, self._num_ranks
-        wanted, dropped = -(-budget // num_ranks), 0
+        wanted, dropped, truncated = -(-budget // num_ranks), 0, 0
         while True:
             reader.fill_tokens(wanted)
             gathered = self._gather(reader.waiting)
-            dropped += gathered.dropped
+            dropped, truncated = dropped + gathered.dropped, truncated + gathered.truncated
             taken, enough, full = rounds_within(gathered, budget=budget, num_ranks=num_ranks)
             if enough:
-                chosen = msgspec.structs.replace(gathered.select(taken), dropped=dropped)
+                chosen = msgspec.structs.replace(gathered.select(taken), dropped=dropped, truncated=truncated)
                 mine = reader.take(int(chosen.counts(num_ranks)[self._rank]))
                 return Brought(mine, chosen, _NOBODY, mine, full)
             wanted *= 2  # some rank ran out of waiting samples before the budget did: all look further ahead

@@ -72,6 +72,7 @@ class Describer:
         if len(self._free) > MAX_FREE_DTYPES:
             raise ValueError(f"{len(self._free)} fields of free dtype ({self._free}), at most {MAX_FREE_DTYPES} are possible")
         self._dtypes = bytearray(len(self._free))
+        self._truncated = 0
 
     @property
     def dtypes(self) -> bytes:
@@ -127,6 +128,11 @@ class Describer:
         assert len(dtypes) == len(self._dtypes), (len(dtypes), len(self._dtypes))
         self._dtypes = bytearray(dtypes)
 
+    def take_truncated(self) -> int:
+        """Return the number of samples that were cut since the last call."""
+        truncated, self._truncated = self._truncated, 0
+        return truncated
+
     def empty_rows(self) -> np.ndarray:
         """Return no rows, of the right dtype."""
         return np.zeros(0, self._row_dtype)
@@ -138,6 +144,7 @@ class Describer:
         if self._oversize == "drop":
             return None
         if self._oversize == "truncate":
+            self._truncated += 1
             return truncate_sample(sample, self.capacity // self._align * self._align, self._adapter)
         raise OversizeSampleError(
             f"{where}: {sample.num_tokens} tokens ({padded} padded) exceed the capacity of {self.capacity} padded tokens "

@@ -24,6 +24,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         rows: `[n]` of `rows.row_dtype`, its samples.
         exhausted: whether its source has ended.
         dropped: samples that a policy dropped since the last gather.
+        truncated: samples that a policy cut since the last gather.
         error: what made it fail, None where it can go on.
         plan_digest: digest of its last plan.
         dtypes: dtype codes of its fields of free dtype.
@@ -34,6 +35,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rows: np.ndarray
     exhausted: bool = False
     dropped: int = 0
+    truncated: int = 0
     error: BaseException | None = None
     plan_digest: int = 0
     dtypes: bytes = b""
@@ -72,6 +74,7 @@ class Gatherer:
             plan_digest=state.plan_digest,
             count=0 if state.error is not None else len(state.rows),
             dropped=state.dropped,
+            truncated=state.truncated,
             message=len(message),
             exhausted=state.exhausted,
             dtypes=state.dtypes,
@@ -87,7 +90,9 @@ class Gatherer:
         rows, home = self._collect(headers, everyone[:, HEADER.itemsize :], state.rows)
         codes = headers["dtypes"].max(axis=0)
         dtypes = {name: TENSOR_DTYPES[code - 1] for name, code in zip(state.free_fields, codes.tolist(), strict=False) if code}
-        return Gathered(rows, home, headers["exhausted"] != 0, int(headers["dropped"].sum()), dtypes)
+        return Gathered(
+            rows, home, headers["exhausted"] != 0, int(headers["dropped"].sum()), int(headers["truncated"].sum()), dtypes
+        )
 
     def _collect(self, headers: np.ndarray, first: np.ndarray, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         counts = headers["count"].astype(np.int64)

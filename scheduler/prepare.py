@@ -142,6 +142,7 @@ class Preparer:
             plan,
             step=self.step,
             dropped=gathered.dropped,
+            truncated=gathered.truncated,
             waits=waits,
             seconds=time.monotonic() - started,
         )
@@ -168,6 +169,7 @@ class Preparer:
             rows=rows,
             exhausted=reader.exhausted,
             dropped=reader.take_dropped(),
+            truncated=self._describer.take_truncated(),
             error=error or reader.error,
             plan_digest=self._digest,
             dtypes=self._describer.dtypes,
@@ -193,18 +195,19 @@ class Preparer:
 
     def _brought(self) -> Brought | None:
         """Return what goes into the next step; None where the epoch has ended."""
-        dropped = 0
+        dropped = truncated = 0
         while True:
             brought = self._bring()
             gathered = brought.gathered
-            dropped += gathered.dropped
+            dropped, truncated = dropped + gathered.dropped, truncated + gathered.truncated
             if not brought.full and self._context.config.on_exhausted == "stop" and gathered.exhausted.any():
                 self._ended = True
                 brought = self._left_over(brought)
                 gathered = brought.gathered
             if len(gathered) or gathered.exhausted.all() or self._ended:
                 self._dropped += dropped
-                return brought._replace(gathered=msgspec.structs.replace(gathered, dropped=dropped)) if len(gathered) else None
+                counted = msgspec.structs.replace(gathered, dropped=dropped, truncated=truncated)
+                return brought._replace(gathered=counted) if len(gathered) else None
             # Every list of the step was empty or dropped, and the sources go on.
 
     def _left_over(self, brought: Brought) -> Brought:

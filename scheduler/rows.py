@@ -24,6 +24,7 @@ HEADER = np.dtype(
         ("plan", "<u8"),
         ("count", "<i4"),
         ("dropped", "<i4"),
+        ("truncated", "<i4"),
         ("message", "<i4"),
         ("exhausted", "<i4"),
         ("dtypes", "u1", MAX_FREE_DTYPES),
@@ -72,7 +73,8 @@ def row_dtype(num_phases: int) -> np.dtype[np.void]:
 
 
 def new_header(
-    *, status: Status, step: int, format_digest: int, plan_digest: int, count: int = 0, dropped: int = 0, message: int = 0,
+    *, status: Status, step: int, format_digest: int, plan_digest: int, count: int = 0, dropped: int = 0,
+    truncated: int = 0, message: int = 0,
     exhausted: bool = False, dtypes: bytes = b"",
 ) -> np.ndarray:  # fmt: skip
     """Return a header, as an array of one element of `HEADER`.
@@ -84,6 +86,7 @@ def new_header(
         plan_digest: digest of the last plan.
         count: rows that follow.
         dropped: samples that a policy dropped since the last header.
+        truncated: samples that a policy cut since the last header.
         message: bytes of the error message, where the rank failed.
         exhausted: the source has ended.
         dtypes: code of each free dtype seen so far, 0 for none.
@@ -91,7 +94,7 @@ def new_header(
     header = np.zeros(1, HEADER)
     header["version"], header["status"], header["step"] = WIRE_VERSION, status, step
     header["format"], header["plan"] = format_digest, plan_digest
-    header["count"], header["dropped"] = count, dropped
+    header["count"], header["dropped"], header["truncated"] = count, dropped, truncated
     header["message"], header["exhausted"] = message, exhausted
     header["dtypes"][0, : len(dtypes)] = np.frombuffer(dtypes, np.uint8)
     return header
@@ -112,6 +115,7 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
         home: int64 `[N]`, rank of each row.
         exhausted: bool `[R]`, ranks whose source has ended.
         dropped: samples that policies dropped on all ranks.
+        truncated: samples that policies cut on all ranks.
         dtypes: field of free dtype to the dtype that the group's samples have, where one was seen.
     """
 
@@ -119,6 +123,7 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
     home: np.ndarray
     exhausted: np.ndarray
     dropped: int
+    truncated: int = 0
     dtypes: dict[str, str] = {}
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
         step: number of the step, from 0.
         num_samples: samples that are computed.
         num_dropped: samples that a policy (`oversize`, `leftover`) left out.
+        num_truncated: samples that `oversize="truncate"` cut since the last step.
         num_deferred: outliers that wait for a later step.
         longest_wait: most steps that one of them has waited.
         num_microbatches: packs per rank.
@@ -34,6 +35,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     num_samples: int
     num_dropped: int
+    num_truncated: int
     num_deferred: int
     longest_wait: int
     num_microbatches: int
@@ -65,7 +67,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_stats(
-    table: SampleTable, plan: StepPlan, *, step: int, dropped: int, waits: np.ndarray, seconds: float = 0.0
+    table: SampleTable, plan: StepPlan, *, step: int, dropped: int, truncated: int, waits: np.ndarray, seconds: float = 0.0
 ) -> StepStats:
     """Compute the figures of a step.
 
@@ -74,6 +76,7 @@ def step_stats(
         plan: their plan.
         step: number of the step.
         dropped: samples dropped before planning.
+        truncated: samples cut before planning.
         waits: for every deferred sample, the steps it has waited.
         seconds: time that preparing the step took on this rank.
     """
@@ -89,6 +92,7 @@ def step_stats(
         step=step,
         num_samples=int(kept.sum()),
         num_dropped=dropped + int((~kept).sum()),
+        num_truncated=truncated,
         num_deferred=len(waits),
         longest_wait=int(waits.max(initial=0)),
         num_microbatches=plan.num_microbatches,

@@ -10,6 +10,8 @@ import torch
 class Source(Protocol):
     """An iterable of samples, or of lists of samples, that can say where it stands.
 
+    What a source yielded it must not change or use again: a sample is read until its step is over.
+
     A source of one's own needs these three methods, and is then used as it is. It may also have
     `load_state_dicts(states)`, which takes the states of another number of ranks and takes up this rank's share of what they
     had not read yet.

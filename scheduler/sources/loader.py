@@ -104,8 +104,8 @@ def num_samples(loader: DataLoader[Any]) -> int:
     if loader.batch_sampler is None:
         return len(loader)
     batches: Any = loader.batch_sampler
-    total = len(batches.sampler) if hasattr(batches, "sampler") else None
-    if total is None:
+    if not hasattr(batches, "sampler"):
         raise TypeError("a loader with a batch sampler of its own does not say how many samples it yields")
+    total = len(batches.sampler)
     size = getattr(batches, "batch_size", 1)
     return total // size * size if getattr(batches, "drop_last", False) else total
