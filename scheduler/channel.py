@@ -22,7 +22,7 @@ from .transports.memory import simulated_transport
 #: Number of the next scheduler over each group.
 _NUMBERS: dict[str, Iterator[int]] = {}
 #: A collective may take this share of `timeout`; the rest is for finding out who is missing.
-_PATIENCE = 0.75
+_PATIENCE = 0.6
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
