@@ -87,7 +87,7 @@ def test_resume_at_every_step(case, prefetch):
                 assert got == steps[position:end], position
         return len(steps)
 
-    counts = run_ranks(fn, 3, timeout=120)
+    counts = run_ranks(fn, 3, timeout=120 + 20 * STEPS)
     assert len(set(counts)) == 1 and counts[0] >= STEPS
 
 
