@@ -1,8 +1,9 @@
 """The iterator: every sample once, equal steps on all ranks, policies, scopes and budgets."""
 
-import _thread
 import threading
+import time
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -373,37 +374,45 @@ def test_drops_behind_the_last_step_are_counted():
         assert scheduler.num_dropped == 1
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_an_interrupt_loses_nothing_or_is_final(prefetch):
-    """Ctrl-C while the loop waits: with prefetch the same step comes again; without, the scheduler says that it cannot."""
-    import time
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_an_interrupt_while_waiting_loses_nothing(prefetch):
+    """Ctrl-C while the loop waits for a step: the same step comes again."""
 
-    armed = [True]
-
-    def source():
+    def slow():
         for index in range(24):
-            if index == 8 and armed and threading.current_thread() is threading.main_thread():
-                armed.clear()
-                raise KeyboardInterrupt
-            time.sleep(0.01)
+            time.sleep(0.02)
             yield text_sample(5, index)
 
-    got = []
-    with open_scheduler(source(), prefetch=prefetch) as scheduler:
-        if prefetch:
-            timer = threading.Timer(0.1, _thread.interrupt_main)
-            timer.start()
-        while True:
-            try:
-                got.append(sorted(flat(names_of(next(scheduler)))))
-            except KeyboardInterrupt:
-                continue
-            except StopIteration:
-                break
-            except RuntimeError as error:
-                assert not prefetch and "interrupted inside a step" in str(error)
-                return
-    assert prefetch and got == [list(range(start, start + 4)) for start in range(0, 24, 4)]
+    def interrupt(timeout):
+        prefetcher._arrived = threading.Event()
+        prefetcher._arrived.set()  # the worker goes on, and nobody waits in vain
+        raise KeyboardInterrupt
+
+    with open_scheduler(slow(), prefetch=prefetch) as scheduler:
+        got = [names_of(next(scheduler))]
+        prefetcher = scheduler._prefetcher
+        while prefetcher._ready:
+            got.append(names_of(next(scheduler)))
+        prefetcher._arrived = SimpleNamespace(wait=interrupt, set=lambda: None, clear=lambda: None)
+        with pytest.raises(KeyboardInterrupt):
+            next(scheduler)
+        got += [names_of(step) for step in scheduler]
+    assert [sorted(flat(names)) for names in got] == [list(range(start, start + 4)) for start in range(0, 24, 4)]
+
+
+def test_an_interrupt_inside_a_step_is_final():
+    """Without prefetch, what was read for the step is gone: the scheduler must not go on as if nothing had happened."""
+
+    def interrupted():
+        yield from (text_sample(5, index) for index in range(6))
+        raise KeyboardInterrupt
+
+    with open_scheduler(interrupted(), prefetch=0) as scheduler:
+        next(scheduler)
+        with pytest.raises(KeyboardInterrupt):
+            next(scheduler)
+        with pytest.raises(RuntimeError, match="interrupted inside a step"):
+            next(scheduler)
 
 
 @pytest.mark.parametrize(
