@@ -150,4 +150,8 @@ def learning_rate_factor(step: int, num_steps: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is closed. Native threads of process groups have been seen to hold up the interpreter's own way out.
+    os._exit(code)
