@@ -70,8 +70,9 @@ def main() -> int:
         if dist.get_rank() == 0:
             write_report(options.out, progress.records, exactness, accuracy)
         return 0 if exactness.holds else 1
-    finally:
+    except BaseException:
         dist.destroy_process_group()
+        raise
 
 
 def start_rank() -> torch.device:
@@ -153,5 +154,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Everything is closed. Native threads of process groups have been seen to hold up the interpreter's own way out.
+    # Destroying the groups of DDP and leaving the interpreter have been seen to wait for each other's native threads.
     os._exit(code)
