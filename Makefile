@@ -44,4 +44,4 @@ bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-
 	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-megatron build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
