@@ -16,7 +16,6 @@ from .. import __version__  # pyright: ignore[reportMissingImports]
 from ..core import Field
 from ..models import ModelAdapter
 from ..models.cost import CostCoefficients
-from . import checksum
 from .blocks import WIRE_VERSION
 from .calibrate import fit_across_ranks
 from .channel import open_channel
@@ -354,7 +353,6 @@ class PackingScheduler(Iterator[PackedStep]):
 @functools.cache
 def _warm_up_once() -> None:
     warm_up()
-    checksum.warm_up()
 
 
 def default_cost(adapter: ModelAdapter) -> CostModel:
