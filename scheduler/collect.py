@@ -39,6 +39,7 @@ class Reader:
     Args:
         source: yields samples, or lists of samples; read anew in every epoch.
         describer: checks and describes each sample.
+        count_items: `fill` and `take` count items of the source, however many samples each of them holds.
 
     Attributes:
         waiting: described samples, in source order.
@@ -47,9 +48,11 @@ class Reader:
         error: what the source or a sample raised.
     """
 
-    def __init__(self, source: Source, describer: Describer) -> None:
+    def __init__(self, source: Source, describer: Describer, *, count_items: bool = False) -> None:
         self._source = source
         self._describer = describer
+        self._count_items = count_items
+        self._num_items = 0
         self._iterator: Iterator[Any] | None = None
         self._index = 0
         self._dropped = 0
@@ -69,6 +72,7 @@ class Reader:
         """Begin an epoch, or go on with the one that was loaded; opening the source may fail like any later read."""
         if not self._resumed:
             self.waiting, self.deferred, self._index, self.exhausted = [], [], 0, False
+        self._num_items = 0
         self._resumed, self._started = False, True
         if self.exhausted:
             return
@@ -106,8 +110,8 @@ class Reader:
             self._index, self.exhausted = position.index, position.exhausted
 
     def fill(self, count: int) -> None:
-        """Read until `count` samples wait, or the source has ended or failed."""
-        while len(self.waiting) < count and self._ready():
+        """Read until `count` samples wait (with `count_items`, items read since `take`), or the source has ended or failed."""
+        while (self._num_items if self._count_items else len(self.waiting)) < count and self._ready():
             self._read()
 
     def fill_tokens(self, tokens: int) -> None:
@@ -129,7 +133,9 @@ class Reader:
         return items
 
     def take(self, count: int) -> list[Described]:
-        """Remove and return the first `count` waiting samples."""
+        """Remove and return the first `count` waiting samples; with `count_items` all of them, which `count` items held."""
+        if self._count_items:
+            self._num_items, count = 0, len(self.waiting)
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
 
@@ -151,6 +157,7 @@ class Reader:
         except (Exception, SystemExit) as error:  # on a worker thread, nobody else would hear of an exit
             self.error = error
             return
+        self._num_items += 1
         try:
             for raw in self._samples(item):
                 described = self._describer(raw, self._index)

@@ -67,6 +67,7 @@ class PackingScheduler(Iterator[PackedStep]):
         cost: cost of a sample; default: that of a typical model of 7 billion parameters.
         fields: further fields of the samples.
         planner: a function with `plan_step`'s signature.
+        count_items: `samples_per_step` counts items of the source, however many samples each of them holds.
 
     Raises:
         ValueError: a setting of the wrong type or range.
@@ -91,7 +92,13 @@ class PackingScheduler(Iterator[PackedStep]):
         cost: SampleCost | None = None,
         fields: Iterable[Field] = (),
         planner: Planner = plan_step,
+        count_items: bool = False,
     ) -> None:
+        if count_items and (config.samples_per_step is None or config.on_exhausted != "drain"):
+            raise ValueError(
+                "count_items needs samples_per_step and on_exhausted='drain', got "
+                f"samples_per_step={config.samples_per_step}, on_exhausted={config.on_exhausted!r}"
+            )
         adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
         groups = groups or ProcessGroups.from_world()
         cost = cost or default_cost(adapter)
@@ -101,6 +108,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._groups = groups
         self._source = as_source(source)
         self._original = source
+        self._count_items = count_items
         self._channel = open_channel(groups, config)
         self._describer = Describer(adapter=adapter, cost=cost, config=config, cp_size=groups.cp_size, rank=groups.rank)
         self._relay = Relay() if config.prefetch and self._channel.gathers_on_device else None
@@ -128,6 +136,7 @@ class PackingScheduler(Iterator[PackedStep]):
             "adapter": adapter.name,
             "phases": cost.phases,
             "fields": {field.name: msgspec.to_builtins(field) for field in adapter.fields},
+            "count_items": self._count_items,
             **{key: value for key, value in msgspec.to_builtins(config).items() if key not in ("timeout", "prefetch")},
         }
         if channel.gathers_on_device:
@@ -143,7 +152,7 @@ class PackingScheduler(Iterator[PackedStep]):
             pin=torch.cuda.is_available(),
         )
         return Preparer(
-            reader=Reader(self._source, self._describer),
+            reader=Reader(self._source, self._describer, count_items=self._count_items),
             describer=self._describer,
             channel=channel,
             gatherer=Gatherer(channel.steps, format_digest=format_digest, slots=config.samples_per_step or 64),
@@ -250,8 +259,9 @@ class PackingScheduler(Iterator[PackedStep]):
         rank, num_ranks = self._groups.rank, self._groups.num_ranks
         behind = self._behind or self._preparer.checkpoint(in_epoch=False)
         if self._prefetcher is not None and behind.position.source is None:
-            if self._config.scope == "microbatch":
-                raise ValueError("with scope='microbatch', a source that cannot go back has no state")
+            if self._config.scope == "microbatch" or self._count_items:
+                what = "count_items" if self._count_items else "scope='microbatch'"
+                raise ValueError(f"with {what}, a source that cannot go back has no state")
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
             behind = with_in_flight(behind, fresh, self._preparer.waiting)

@@ -9,39 +9,10 @@ import msgspec
 from ...core import Field
 from ...models import ModelAdapter
 from ...scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, plan_step
-from ...scheduler.collect import Reader
-from ...scheduler.describe import Described, SampleCost
-from ...scheduler.prepare import Planner, Preparer
+from ...scheduler.describe import SampleCost
+from ...scheduler.prepare import Planner
 from .ranks import Ranks
 from .source import PulledSource
-
-
-class ItemReader(Reader):
-    """Counts what goes into a step in items of the source, however many samples each of them holds."""
-
-    _items = 0
-
-    def fill(self, count: int) -> None:
-        """Read until `count` items were read since `take`, or the source has ended or failed."""
-        while self._items < count and self._ready():
-            self._read()
-            self._items += 1
-
-    def take(self, count: int) -> list[Described]:
-        """Remove and return every sample that waits."""
-        self._items = 0
-        taken, self.waiting = self.waiting, []
-        return taken
-
-
-class ItemScheduler(PackingScheduler):
-    """A scheduler whose `samples_per_step` counts items of the source."""
-
-    def _build(self, adapter: ModelAdapter, cost: SampleCost, planner: Planner) -> Preparer:
-        preparer = super()._build(adapter, cost, planner)
-        # The reader is held in several places, and only how it counts is to change.
-        preparer._reader.__class__ = ItemReader
-        return preparer
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -75,7 +46,7 @@ class Feed:
     def __init__(self, iterator: Any, ranks: Ranks) -> None:
         self._source = PulledSource(iterator)
         self._ranks = ranks
-        self._scheduler: ItemScheduler | None = None
+        self._scheduler: PackingScheduler | None = None
         self._loaded: Mapping[str, Any] | None = None
         self.consumed_items = 0
         self.consumed_samples = 0
@@ -107,10 +78,10 @@ class Feed:
         self._source.forget(self.consumed_items)
         return step
 
-    def _open(self, config: SchedulerConfig, work: Work) -> ItemScheduler:
+    def _open(self, config: SchedulerConfig, work: Work) -> PackingScheduler:
         ranks = self._ranks
         groups = ProcessGroups(dp=ranks.dp, rank=ranks.dp.rank(), num_ranks=ranks.dp.size(), cp_size=ranks.cp_size)
-        scheduler = ItemScheduler(
+        scheduler = PackingScheduler(
             self._source,
             config=config,
             adapter=work.adapter,
@@ -118,6 +89,7 @@ class Feed:
             fields=work.fields,
             cost=work.cost,
             planner=work.planner,
+            count_items=True,
         )
         if self._loaded is not None:
             scheduler.load_state_dict(self._loaded)
