@@ -10,6 +10,7 @@ Nothing is pickled, and a received block is never copied: its tensors are views.
 """
 
 import ctypes
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,10 +32,12 @@ _PREFIX = struct.Struct("<4sHHIIQQQQ")
 _SUM, _SUM_END = 32, 40
 _WORD = struct.Struct("<Q")
 _SHIFTED = 1
-#: Dtypes that numpy knows under the same name.
-_NUMPY = frozenset(name for name in TENSOR_DTYPES if hasattr(np, name) and name != "bool") | {"bool"}
 _ZEROS = bytes(ALIGN)
-_DTYPES = [dtype_of(name) for name in TENSOR_DTYPES]
+#: Of every dtype: torch's, its size in bytes, and numpy's, None where it has none.
+_DTYPES = [
+    (dtype_of(name), dtype_of(name).itemsize, np.dtype(name) if hasattr(np, name) or name == "bool" else None)
+    for name in TENSOR_DTYPES
+]
 _CODES = {name: code for code, name in enumerate(TENSOR_DTYPES, start=1)}
 
 
@@ -139,20 +142,16 @@ def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None
         CorruptBlockError: anything that is not a block of this version, whole and unchanged.
     """
     raw = data.numpy()
-    _check_prefix(raw)
-    _check_sum(raw)
-    return _parse(raw, row, digest)
+    return _read(raw, raw.data, row, digest)
 
 
 def read_blocks(data: torch.Tensor, sizes: Sequence[int], rows: Sequence[int], digest: int) -> list[Sample]:
     """Return the samples of blocks that lie end to end, as views; arguments and errors as for `read_block`."""
     raw = data.numpy()
+    memory = raw.data
     samples, at = [], 0
     for size, row in zip(sizes, rows, strict=True):
-        part = raw[at : at + size]
-        _check_prefix(part)
-        _check_sum(part)
-        samples.append(_parse(part, row, digest))
+        samples.append(_read(raw[at : at + size], memory[at : at + size], row, digest))
         at += size
     return samples
 
@@ -177,10 +176,11 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGN) * ALIGN
 
 
-def _check_prefix(raw: np.ndarray) -> None:
+def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | None) -> Sample:
+    """Check and parse one block, given as an array and as a view of the same bytes."""
     if raw.size < _PREFIX.size or raw.size % ALIGN:
         raise CorruptBlockError(f"block has {raw.size} bytes, needs at least {_PREFIX.size} and a multiple of {ALIGN}")
-    magic, version, _, header_size, _, size, _, _, _ = _PREFIX.unpack_from(raw.data)
+    magic, version, flags, header_size, found_row, size, found_digest, found_sum, _ = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
         raise CorruptBlockError(f"block starts with {magic!r}, not {_MAGIC!r}")
     if version != WIRE_VERSION:
@@ -189,52 +189,43 @@ def _check_prefix(raw: np.ndarray) -> None:
         raise CorruptBlockError(f"block says {size} bytes, {raw.size} arrived")
     if header_size > raw.size - _PREFIX.size:
         raise CorruptBlockError(f"block header says {header_size} bytes, block has {raw.size}")
-
-
-def _check_sum(raw: np.ndarray) -> None:
-    found, expected = _WORD.unpack_from(raw.data, _SUM)[0], block_checksum(raw.data)
-    if found != expected:
-        raise CorruptBlockError(f"block checksum is {found:016x}, its bytes give {expected:016x}")
-
-
-def _parse(raw: np.ndarray, row: int | None, digest: int | None) -> Sample:
-    _, _, flags, header_size, found_row, size, found_digest, _, _ = _PREFIX.unpack_from(raw.data)
+    if (expected := block_checksum(memory)) != found_sum:
+        raise CorruptBlockError(f"block checksum is {found_sum:016x}, its bytes give {expected:016x}")
     if digest is not None and found_digest != digest:
         raise CorruptBlockError(f"block belongs to plan {found_digest:016x}, expected {digest:016x}")
     if row is not None and found_row != row:
         raise CorruptBlockError(f"block is row {found_row} of the step, expected row {row}")
+    return _parse(raw, memory[_PREFIX.size : _PREFIX.size + header_size], shifted=bool(flags & _SHIFTED))
+
+
+def _parse(raw: np.ndarray, encoded: memoryview, *, shifted: bool) -> Sample:
     try:
-        header = _DECODER.decode(raw.data[_PREFIX.size : _PREFIX.size + header_size])
+        header = _DECODER.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptBlockError(f"block header cannot be read: {error}") from None
     values: dict[str, Any] = {}
-    at = _PREFIX.size + aligned(header_size)
+    at = _PREFIX.size + aligned(len(encoded))
     for name, code, shape in header.tensors:
         values[name], at = _tensor(raw, at, name, code, shape)
-    if at != size:
-        raise CorruptBlockError(f"block has {size} bytes, its header accounts for {at}")
+    if at != raw.size:
+        raise CorruptBlockError(f"block has {raw.size} bytes, its header accounts for {at}")
     values.update(header.others)
-    return Sample(values=values, layout=_layout(header), shifted=bool(flags & _SHIFTED), sample_id=header.sample_id)
+    return Sample(values=values, layout=_layout(header), shifted=shifted, sample_id=header.sample_id)
 
 
 def _tensor(raw: np.ndarray, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    if not 1 <= code <= len(TENSOR_DTYPES) or any(side < 0 for side in shape):
+    if not 1 <= code <= len(TENSOR_DTYPES) or min(shape, default=0) < 0:
         raise CorruptBlockError(f"block field {name!r} has dtype code {code} and shape {shape}")
-    dtype = TENSOR_DTYPES[code - 1]
-    torch_dtype = _DTYPES[code - 1]
-    itemsize = torch_dtype.itemsize
-    count = 1
-    for side in shape:
-        count *= side  # Python integers: no overflow
-    size = count * itemsize
-    if at + aligned(size) > raw.size:
-        raise CorruptBlockError(f"block field {name!r} of {size} bytes at {at} ends beyond the block's {raw.size}")
+    dtype, itemsize, in_numpy = _DTYPES[code - 1]
+    count = math.prod(shape)  # Python integers: no overflow
+    end = at + aligned(count * itemsize)
+    if end > raw.size:
+        raise CorruptBlockError(f"block field {name!r} of {count * itemsize} bytes at {at} ends beyond the block's {raw.size}")
     if count == 0:
-        return torch.empty(shape, dtype=torch_dtype, device="cpu"), at
-    if dtype in _NUMPY:
-        return torch.from_numpy(np.ndarray(shape, dtype, raw, at)), at + aligned(size)
-    part = torch.from_numpy(raw[at : at + size]).view(torch_dtype).reshape(shape)
-    return part, at + aligned(size)
+        return torch.empty(shape, dtype=dtype, device="cpu"), at
+    if in_numpy is not None:
+        return torch.from_numpy(np.ndarray(shape, in_numpy, raw, at)), end
+    return torch.from_numpy(raw[at : at + count * itemsize]).view(dtype).reshape(shape), end
 
 
 def _layout(header: _Header) -> SampleLayout:
