@@ -3,18 +3,29 @@ PYTHON ?= python3
 # A GPU user names another build here, for example: make test TORCH="torch==2.13.0 --index-url <your index>"
 TORCH ?= torch==2.13.0
 
+# The second Megatron-Core lane: Python 3.12 with megatron-core 0.19. Transformer Engine must not be there: without a GPU
+# its wheel breaks `import megatron.core`.
+MEGATRON_PYTHON ?= $(shell for python in python3.12 $$(ls -d ~/.pyenv/versions/3.12*/bin/python 2>/dev/null | sort -rV); do \
+	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo $$python && break; done)
+TORCH_MEGATRON ?= torch
+MEGATRON_CORE := megatron-core>=0.19,<0.20
+MEGATRON_TESTS := tests/megatron tests/collate/test_megatron.py tests/collate/test_gpt.py tests/scheduler/test_groups.py \
+	tests/models/test_prepare.py::test_unwrap_megatron
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.built
+MEGATRON_VENV := .venv-megatron
+MEGATRON_STAMP := $(MEGATRON_VENV)/.built
 RANKS ?= 2
 DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron clean
+.PHONY: help venv test test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron clean
 
 help:
-	@echo "make demo | test | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron} | venv | clean"
+	@echo "make demo | test | test-megatron | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron} | venv | clean"
 
 venv: $(STAMP)
 
@@ -28,6 +39,23 @@ $(STAMP): pyproject.toml
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+test-megatron:
+	@if [ -z "$(MEGATRON_PYTHON)" ]; then \
+		echo "test-megatron: no Python 3.12 found, so nothing ran with $(MEGATRON_CORE); name one with MEGATRON_PYTHON=..."; \
+	else $(MAKE) --no-print-directory test-megatron-lane; fi
+
+# Not rebuilt but brought up to date when pyproject.toml changes: it holds gigabytes.
+$(MEGATRON_STAMP): pyproject.toml
+	test -d $(MEGATRON_VENV) || $(MEGATRON_PYTHON) -m venv $(MEGATRON_VENV)
+	$(MEGATRON_VENV)/bin/pip install --quiet --no-compile "$(TORCH_MEGATRON)"
+	$(MEGATRON_VENV)/bin/pip install --quiet --no-compile --editable ".[hf,test]" "$(MEGATRON_CORE)"
+	touch $(MEGATRON_STAMP)
+
+test-megatron-lane: $(MEGATRON_STAMP)
+	@$(MEGATRON_VENV)/bin/python -W ignore -c \
+		"import platform, megatron.core; print('megatron-core', megatron.core.__version__, 'on Python', platform.python_version())"
+	$(MEGATRON_VENV)/bin/python -W ignore::DeprecationWarning -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) $(MEGATRON_TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -44,4 +72,4 @@ bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-
 	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-megatron build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MEGATRON_VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
