@@ -3,12 +3,14 @@
 if __name__ != "evenpack.scheduler":
     raise ImportError("import this folder as evenpack.scheduler: under its bare name a second copy of every class would appear")
 
+from .callbacks import StepCallback
 from .config import SchedulerConfig
 from .cost import CostModel
 from .groups import ProcessGroups
 from .offline import OfflineIndex
 from .offline_plan import OfflineConfig
 from .plan import PlanConfig, SampleTable, StepPlan, plan_step
+from .run_log import RecordedStep, RunLog, read_run
 from .scheduler import PackingScheduler
 from .stats import StepStats
 from .step import PackedStep
@@ -21,9 +23,13 @@ __all__ = [
     "PackingScheduler",
     "PlanConfig",
     "ProcessGroups",
+    "RecordedStep",
+    "RunLog",
     "SampleTable",
     "SchedulerConfig",
+    "StepCallback",
     "StepPlan",
     "StepStats",
     "plan_step",
+    "read_run",
 ]

@@ -18,6 +18,7 @@ from ..models import ModelAdapter
 from ..models.cost import CostCoefficients
 from .blocks import WIRE_VERSION
 from .calibrate import fit_across_ranks
+from .callbacks import Callbacks, StepCallback, StepClock
 from .channel import open_channel
 from .collect import Reader
 from .config import SchedulerConfig
@@ -68,6 +69,7 @@ class PackingScheduler(Iterator[PackedStep]):
         fields: further fields of the samples.
         planner: a function with `plan_step`'s signature.
         count_items: `samples_per_step` counts items of the source, however many samples each of them holds.
+        callbacks: each is called with every step as it is handed out: see `StepCallback`.
 
     Raises:
         ValueError: a setting of the wrong type or range.
@@ -93,7 +95,9 @@ class PackingScheduler(Iterator[PackedStep]):
         fields: Iterable[Field] = (),
         planner: Planner = plan_step,
         count_items: bool = False,
+        callbacks: Iterable[StepCallback] = (),
     ) -> None:
+        told = Callbacks(callbacks)
         if count_items and (config.samples_per_step is None or config.on_exhausted != "drain"):
             raise ValueError(
                 "count_items needs samples_per_step and on_exhausted='drain', got "
@@ -105,6 +109,8 @@ class PackingScheduler(Iterator[PackedStep]):
         config = config.resolved(**dummy_settings(adapter, cost))
         _warm_up_once()
         self._config = config
+        self._callbacks, self._clock = told, StepClock()
+        self._told: PackedStep | None = None
         self._groups = groups
         self._source = as_source(source)
         self._original = source
@@ -150,6 +156,9 @@ class PackingScheduler(Iterator[PackedStep]):
             num_replicas=groups.num_replicas,
             channel=channel,
             pin=torch.cuda.is_available(),
+            is_writer=groups.rank == 0 and groups.cp_rank == 0,
+            planner=f"{getattr(planner, '__module__', '')}.{getattr(planner, '__qualname__', type(planner).__qualname__)}",
+            phases=tuple(cost.phases),
         )
         return Preparer(
             reader=Reader(self._source, self._describer, count_items=self._count_items),
@@ -192,6 +201,7 @@ class PackingScheduler(Iterator[PackedStep]):
             raise self._failure
         if self._ended:
             raise StopIteration
+        self._clock.asked()
         if self._prefetcher is None:
             self._begin_epoch()
         assert self._prefetcher is not None
@@ -204,15 +214,27 @@ class PackingScheduler(Iterator[PackedStep]):
             if not self._config.prefetch:  # interrupted while it was made: what was read for it is gone
                 self._failure = RuntimeError(f"the scheduler was interrupted inside a step ({type(error).__name__})")
             raise
-        self._behind = prepared.behind
         if prepared.step is None:
+            self._behind = prepared.behind
             self._ended = True  # until somebody iterates again
+            self._clock.epoch_ended()
             self._end_epoch()
             raise StopIteration
+        self._tell(prepared.step)
+        self._behind = prepared.behind
         self._stats = prepared.step.stats
         self._in_flight.popleft()
         self._prefetcher.used()
+        self._told = None
         return prepared.step
+
+    def _tell(self, step: PackedStep) -> None:
+        """Time the step and call the callbacks; a step that comes a second time, since one of them raised, is timed already."""
+        if self._told is not step:
+            step.stats = self._clock.handed_out(step.stats)
+            self._told = step
+            self._callbacks.begin()
+        self._callbacks(step)
 
     def __len__(self) -> int:
         """Number of steps of an epoch, if every rank's source is as long as this one's; no collective.
@@ -321,8 +343,11 @@ class PackingScheduler(Iterator[PackedStep]):
         self._channel.abort()
         if self._relay is not None:
             self._relay.close()
-        if self._end_epoch():
-            self._channel.close()
+        try:
+            self._callbacks.close()
+        finally:
+            if self._end_epoch():
+                self._channel.close()
 
     def __enter__(self) -> Self:
         return self

@@ -30,6 +30,11 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
         moved_bytes_lower_bound: bytes that any plan this good must move.
         shuffle_bytes: bytes that a full shuffle would move.
         prepare_seconds: time that this rank took to plan, exchange and wait for its peers.
+        exposed_seconds: time that the training thread waited for the step inside `next(scheduler)`: what was not hidden.
+        step_seconds: time from the hand-out of the step before to this one's: training that step, and waiting for this one;
+            None for the first step of an epoch.
+        tokens_per_second: real tokens of the step before, which were computed in `step_seconds`, over that time; of the whole
+            group; None for the first step of an epoch.
     """
 
     step: int
@@ -50,6 +55,18 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     moved_bytes_lower_bound: int
     shuffle_bytes: int
     prepare_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+
+    @property
+    def bubble(self) -> float:
+        """Share of the group's compute that waits: `1 - mean / largest` load of the ranks, at the sync point of the settings.
+
+        With `sync="step"` over the ranks' sums, with `sync="microbatch"` over every micro-batch and phase. Fixed costs of
+        micro-batches and the fill of a pipeline are not in it.
+        """
+        return 1 - 1 / max(1.0, self.imbalance)
 
     @property
     def padding_share(self) -> float:
@@ -63,7 +80,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values, for a log."""
-        return {**msgspec.to_builtins(self), "padding_share": self.padding_share}
+        return {**msgspec.to_builtins(self), "padding_share": self.padding_share, "bubble": self.bubble}
 
 
 def step_stats(

@@ -33,6 +33,9 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
         num_replicas: ranks over which a wrapper averages gradients.
         channel: connection to the peers, for `return_home`.
         pin: build packs in pinned memory.
+        is_writer: this process writes logs for the group: the first data-parallel and context-parallel rank.
+        planner: name of the function that plans.
+        phases: names of the cost's phases.
     """
 
     adapter: ModelAdapter
@@ -42,6 +45,9 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int
     channel: Channel
     pin: bool = False
+    is_writer: bool = True
+    planner: str = ""
+    phases: tuple[str, ...] = ()
 
 
 class PackedStep(Sequence[PackedBatch]):
@@ -89,6 +95,16 @@ class PackedStep(Sequence[PackedBatch]):
         tokens, padded = table.tokens[kept].tolist(), table.padded[kept].tolist()
         self.seqlen_sum, self.seqlen_squared_sum = sum(tokens), sum(n * n for n in tokens)
         self.padded_seqlen_sum, self.padded_seqlen_squared_sum = sum(padded), sum(n * n for n in padded)
+
+    @property
+    def context(self) -> StepContext:
+        """What all steps of the scheduler share: settings, rank, connection."""
+        return self._context
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes logs for the whole group."""
+        return self._context.is_writer
 
     def __len__(self) -> int:
         return self.num_microbatches

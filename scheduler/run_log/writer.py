@@ -1,0 +1,214 @@
+"""`RunLog`: a callback that records every step of a run, on a thread of its own."""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ..plan import SampleTable, StepPlan
+from ..plan.config import check_int
+from ..stats import StepStats
+from ..step import PackedStep
+from .frames import PREAMBLE, frame
+from .header import RunHeader
+from .reader import SUFFIX
+from .record import encode_header, encode_step
+
+_Item = tuple[StepStats, SampleTable, StepPlan]
+#: Seconds that `close` waits for a disk that does not answer.
+_PATIENCE = 30.0
+
+
+class RunLog:
+    """Records every step: the lengths of all samples, the plan, bytes, times. Pass it as a callback of the scheduler.
+
+    The first rank of the group writes, the others do nothing. A step takes about 20 bytes a sample, and little of the
+    training thread's time: a thread of its own encodes and writes. Each record is handed to the operating system as it is
+    made; where the process is killed, at most the last few steps are missing, and `read_run` reads all others. A run that
+    goes on from a checkpoint takes the same folder, in which it begins a new file.
+
+    Training goes on where recording cannot: where the disk is full, or gone, a warning says so once and nothing more is
+    recorded; where the disk is too slow, a warning says so once and the steps that find no room are left out.
+
+    Args:
+        path: folder of the run, one for each scheduler; it is made where it does not exist.
+        max_bytes: a file above it is closed, and the next begun.
+        max_files: files that are kept, the oldest removed; None keeps all.
+        max_waiting: steps that may wait for the disk.
+
+    Raises:
+        ValueError: a setting out of range.
+        OSError: the path cannot be a folder, or cannot be written to.
+
+    Example:
+        >>> PackingScheduler(loader, ..., callbacks=[RunLog("runs/first")])                # doctest: +SKIP
+    """
+
+    def __init__(
+        self, path: str | Path, *, max_bytes: int = 256 << 20, max_files: int | None = None, max_waiting: int = 64
+    ) -> None:
+        check_int("max_bytes", max_bytes, 1)
+        check_int("max_waiting", max_waiting, 1)
+        if max_files is not None:
+            check_int("max_files", max_files, 1)
+        self.path = Path(path)
+        _check_folder(self.path)
+        self._max_bytes, self._max_files = max_bytes, max_files
+        self._waiting: queue.Queue[_Item | None] = queue.Queue(max_waiting)
+        self._thread: threading.Thread | None = None
+        self._file: _File | None = None
+        self._error: Exception | None = None
+        self._num_left_out = 0
+        self._failed = self._closed = False
+
+    def __repr__(self) -> str:
+        return f"RunLog({str(self.path)!r})"
+
+    def __call__(self, step: PackedStep) -> None:
+        """Record a step.
+
+        Raises:
+            OSError: before the first step: the folder cannot be written to.
+            RuntimeError: the log is closed.
+        """
+        if self._closed:
+            raise RuntimeError(f"{self!r} is closed: give each scheduler a log of its own")
+        if not step.is_writer or self._has_failed():
+            return
+        if self._thread is None:
+            self._start(step)
+        try:
+            self._waiting.put_nowait((step.stats, step.table, step.plan))
+        except queue.Full:
+            self._num_left_out += 1
+            if self._num_left_out == 1:
+                warnings.warn(
+                    f"{self!r}: the disk does not keep up, {self._waiting.maxsize} steps wait: step {step.stats.step} is "
+                    "not recorded, nor are others that find no room",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def close(self) -> None:
+        """Write what waits and close the file; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._end_thread()
+        self._has_failed()
+        if self._num_left_out:
+            warnings.warn(f"{self!r}: {self._num_left_out} steps were not recorded", RuntimeWarning, stacklevel=2)
+
+    def _end_thread(self) -> None:
+        assert self._thread is not None
+        deadline = time.monotonic() + _PATIENCE
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=_PATIENCE)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            warnings.warn(f"{self!r}: the disk did not answer within {_PATIENCE:g} s", RuntimeWarning, stacklevel=3)
+
+    def _start(self, step: PackedStep) -> None:
+        self._failed = True  # until the file is there
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._file = _File(self.path, RunHeader.of(step, time.time()))
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="evenpack-run-log", daemon=True)
+        self._thread.start()
+
+    def _has_failed(self) -> bool:
+        error, self._error = self._error, None
+        if error is not None:
+            warnings.warn(f"{self!r}: recording stops, training goes on: {error}", RuntimeWarning, stacklevel=3)
+            self._failed = True
+        return self._failed
+
+    def _run(self) -> None:
+        try:
+            while (item := self._waiting.get()) is not None:
+                self._write(*item)
+        except Exception as error:
+            self._error = error
+        finally:
+            assert self._file is not None
+            self._file.close()
+
+    def _write(self, stats: StepStats, table: SampleTable, plan: StepPlan) -> None:
+        assert self._file is not None
+        record = frame(encode_step(stats, table, plan))
+        if self._file.num_steps and self._file.size + len(record) > self._max_bytes:
+            self._file.close()
+            self._file = self._file.next(stats.step)
+            self._remove_old()
+        self._file.append(record)
+
+    def _remove_old(self) -> None:
+        if self._max_files is not None:
+            for file in sorted(self.path.glob(f"*{SUFFIX}"))[: -self._max_files]:
+                file.unlink(missing_ok=True)
+
+
+class _File:
+    """One file of a log: always whole records, unless the process dies while it writes one."""
+
+    def __init__(self, folder: Path, header: RunHeader) -> None:
+        self._folder, self._header = folder, header
+        self._file = _open_next(folder)
+        self.size = self.num_steps = 0
+        try:
+            self._write(PREAMBLE + frame(encode_header(header)))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def next(self, first_step: int) -> "_File":
+        """Begin the file after this one."""
+        return _File(self._folder, msgspec.structs.replace(self._header, first_step=first_step, started=time.time()))
+
+    def append(self, record: bytes) -> None:
+        """Write a record; one that cannot be written whole is taken back."""
+        self._write(record)
+        self.num_steps += 1
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while len(view):
+                view = view[self._file.write(view) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # where not even that works, readers leave out the half record
+                self._file.truncate(self.size)
+            raise
+        self.size += len(data)
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
+
+
+def _open_next(folder: Path) -> IO[bytes]:
+    """Open the file after the last one, unbuffered; never one that exists."""
+    numbers = [int(file.stem) for file in folder.glob(f"*{SUFFIX}") if file.stem.isdigit()]
+    number = max(numbers, default=-1) + 1
+    while True:
+        try:
+            return open(folder / f"{number:06d}{SUFFIX}", "xb", buffering=0)
+        except FileExistsError:
+            number += 1
+
+
+def _check_folder(path: Path) -> None:
+    existing = path
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise NotADirectoryError(f"the run log {path} cannot be a folder: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"the run log {path} cannot be written: {existing} is not writable")

@@ -1,0 +1,24 @@
+"""Runs of simulated ranks, recorded."""
+
+from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig
+from evenpack.scheduler.testing import run_ranks
+
+from ..scheduler.helpers import TEXT, VISION, mixed_source, random_source
+
+
+def record(folder, num_ranks=3, count=14, images=False, callbacks=(), log=None, **settings):
+    """Run one epoch and record it; return what rank 0 had: every step's figures, table and plan."""
+    settings = {"max_tokens": 128, "timeout": 20.0, **settings}
+    if not {"samples_per_step", "tokens_per_step"} & set(settings):
+        settings["samples_per_step"] = 4
+    source = mixed_source if images else random_source
+
+    def fn(rank, num_ranks):
+        told = [RunLog(folder, **(log or {})), *(make() for make in callbacks)]
+        with PackingScheduler(
+            source(rank, count), config=SchedulerConfig(**settings), adapter=VISION if images else TEXT,
+            groups=ProcessGroups.from_world(), callbacks=told,
+        ) as scheduler:  # fmt: skip
+            return [(step.stats, step.table, step.plan) for step in scheduler]
+
+    return run_ranks(fn, num_ranks)[0]
