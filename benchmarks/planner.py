@@ -23,11 +23,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from evenpack.cli.what_if.opponents import OPPONENTS
+from evenpack.cli.what_if.opponents.common import overflow
+from evenpack.cli.what_if.opponents.next_fit import pack as next_fit_pack
 from evenpack.scheduler.plan import PlanConfig, StepPlan, plan_step, warm_up
 
-from .opponents import OPPONENTS, water_fill
-from .opponents.common import overflow
-from .opponents.next_fit import pack as next_fit_pack
+from .water_fill import water_fill
 from .workloads import WORKLOADS, Workload, image_text_phases
 
 ATTAINABLE = 1.02

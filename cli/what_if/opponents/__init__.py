@@ -6,13 +6,12 @@ Each takes what `plan_step` takes and returns a `StepPlan`; capacities that an a
 
 from collections.abc import Callable
 
-from evenpack.scheduler.plan import StepPlan
+from ....scheduler.plan import StepPlan
 
 from .first_fit import ffd_karmarkar_karp_swaps, first_fit_decreasing
 from .karmarkar_karp import karmarkar_karp_equal
 from .longest_first import longest_first_swaps
 from .next_fit import next_fit
-from .water_fill import water_fill
 
 #: Name to planner.
 OPPONENTS: dict[str, Callable[..., StepPlan]] = {
@@ -23,4 +22,4 @@ OPPONENTS: dict[str, Callable[..., StepPlan]] = {
     "FFD, KK and swaps (prime-rl)": ffd_karmarkar_karp_swaps,
 }
 
-__all__ = ["OPPONENTS", "water_fill"]
+__all__ = ["OPPONENTS"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_fixed
+from ....scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_fixed
 
 Pack = list[int]
 

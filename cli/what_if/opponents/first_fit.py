@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
 
 from .common import Pack, split_to_multiple, to_plan, weights
 from .karmarkar_karp import partition

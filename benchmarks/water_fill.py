@@ -2,9 +2,8 @@
 
 import numpy as np
 
+from evenpack.cli.what_if.opponents.common import Pack, to_plan, weights
 from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan
-
-from .common import Pack, to_plan, weights
 
 
 def water_fill(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:

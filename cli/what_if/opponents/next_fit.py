@@ -1,6 +1,6 @@
 """Next-fit in arrival order, as Megatron-Core's DP-balanced packing scheduler does it."""
 
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
 
 from .common import Pack, to_plan
 
