@@ -202,7 +202,11 @@ def _boundaries(raw: Mapping[str, Any], valid: Valid, device: torch.device) -> A
         max_seqlen_kv=int(raw["max_seqlen"]),
         seq_idx=torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)[None].to(device, non_blocking=True),
     )
-    return packed_seq_params(described, valid, {})
+    params = packed_seq_params(described, valid, {})
+    if hasattr(params, "total_tokens"):
+        # Set behind construction, which would derive `seq_idx` from it with operations that wait for the device.
+        params.total_tokens = int(padded[-1])
+    return params
 
 
 def _batched(tensor: Tensor | None, device: torch.device) -> Tensor | None:

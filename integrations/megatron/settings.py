@@ -1,11 +1,22 @@
 """The scheduler's settings, from Megatron-Core's config."""
 
+import math
 from typing import Any
 
 import msgspec
 
+from ...collate.alignment import Alignment, Fp8Recipe, pack_alignment
 from ...scheduler import SchedulerConfig
 from .ranks import Ranks
+
+#: Recipes of Megatron-Core's config under our names; of a custom one nobody knows the block.
+_RECIPES: dict[str, Fp8Recipe] = {
+    "delayed": "tensorwise",
+    "tensorwise": "tensorwise",
+    "mxfp8": "mxfp8",
+    "blockwise": "blockwise",
+    "nvfp4": "nvfp4",
+}
 
 
 def scheduler_config(config: Any, settings: SchedulerConfig | None, ranks: Ranks, count: int, vpp_size: int) -> SchedulerConfig:
@@ -23,12 +34,13 @@ def scheduler_config(config: Any, settings: SchedulerConfig | None, ranks: Ranks
 
     Example:
         `max_seqlen_per_dp_cp_rank=4096`, context parallelism of 2, tensor parallelism of 4 with sequence parallelism: packs
-        of up to 8192 padded tokens, every segment padded to a multiple of 16.
+        of up to 8192 padded tokens, every segment padded to a multiple of 16. With `fp8` and `fp8_recipe="blockwise"` the
+        pack, not each segment, is padded to a multiple of 1024.
     """
     _check(config, settings, ranks)
     group = getattr(config, "microbatch_group_size_per_vp_stage", None) or 1
     multiple = group if vpp_size > 1 else 1
-    align = (2 * ranks.cp_size if ranks.cp_size > 1 else 1) * (ranks.tp.size() if _uses(config, "sequence_parallel") else 1)
+    align, pack_align = _alignment(config, ranks, settings)
     if settings is None:
         stages = ranks.pp.size()
         return SchedulerConfig(
@@ -39,7 +51,7 @@ def scheduler_config(config: Any, settings: SchedulerConfig | None, ranks: Ranks
             pipeline_stages=stages,
             order="small_ends" if stages > 1 else "heaviest_first",
             align=align,
-            pack_align=_pack_align(config, align),
+            pack_align=_static_rows(config, pack_align) or pack_align,
             max_segments=getattr(config, "thd_max_packed_sequences", None),
         )
     if settings.microbatch_multiple % multiple:
@@ -50,7 +62,10 @@ def scheduler_config(config: Any, settings: SchedulerConfig | None, ranks: Ranks
     given = settings.align or align
     if given % align:
         raise ValueError(f"align={given} must be a multiple of {align} under these tensor and context parallel sizes")
-    return msgspec.structs.replace(settings, samples_per_step=count, align=given)
+    rows = settings.pack_align or math.lcm(pack_align, given)
+    if rows % pack_align:
+        raise ValueError(f"pack_align={rows} must be a multiple of {pack_align} under these parallel sizes and this FP8 recipe")
+    return msgspec.structs.replace(settings, samples_per_step=count, align=given, pack_align=rows)
 
 
 def _check(config: Any, settings: SchedulerConfig | None, ranks: Ranks) -> None:
@@ -77,11 +92,31 @@ def _uses(config: Any, name: str) -> bool:
     return bool(getattr(config, name, False))
 
 
-def _pack_align(config: Any, align: int) -> int | None:
+def _alignment(config: Any, ranks: Ranks, settings: SchedulerConfig | None) -> Alignment:
+    """Return what segments and rows must be multiples of, under the parallel sizes and the FP8 recipe of the config."""
+    recipe: Fp8Recipe | None = None
+    for kind in ("fp8", "fp4"):
+        if _uses(config, kind):
+            named = getattr(config, f"{kind}_recipe", None)
+            named = getattr(named, "value", named)
+            recipe = _RECIPES.get(str(named))
+            if recipe is None and (settings is None or settings.pack_align is None):
+                raise ValueError(
+                    f"{kind}_recipe={named!r}: how many tokens it takes a multiple of is unknown, pass settings with pack_align"
+                )
+    return pack_alignment(
+        cp_size=ranks.cp_size,
+        tp_size=ranks.tp.size(),
+        sequence_parallel=_uses(config, "sequence_parallel"),
+        fp8=recipe,
+    )
+
+
+def _static_rows(config: Any, pack_align: int) -> int | None:
     """Return the multiple that rows are padded to, where the config (of the development branch) names one."""
     found = getattr(config, "pad_packed_seq_alignment", None)
     if found is None:
         return None
-    if not isinstance(found, int) or found % align:
-        raise ValueError(f"pad_packed_seq_alignment must be a multiple of {align}, got {found!r}: pass settings instead")
+    if not isinstance(found, int) or found % pack_align:
+        raise ValueError(f"pad_packed_seq_alignment must be a multiple of {pack_align}, got {found!r}: pass settings instead")
     return found

@@ -1,5 +1,6 @@
 """`wrap_data_iterator`: one global batch of Megatron-Core, packed and balanced."""
 
+import copy
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -174,9 +175,13 @@ def _returned(
 ) -> tuple[Any, int, int, int]:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
-    # Every model chunk has dictionaries of its own, over the same tensors.
-    iterators: list[Any] = [RerunDataIterator(map(dict, copy)) for copy in itertools.tee(batches, vpp_size)]
+    iterators: list[Any] = [RerunDataIterator(map(_own, part)) for part in itertools.tee(batches, vpp_size)]
     for one in iterators:
         one.facts, one.feed = facts, feed
     result = iterators[0] if vpp_size == 1 else iterators
     return result, facts.num_microbatches, facts.seqlen_sum, facts.seqlen_squared_sum
+
+
+def _own(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a micro-batch for one model chunk: containers of its own, over the same tensors."""
+    return {name: copy.copy(value) if isinstance(value, list | dict) else value for name, value in batch.items()}

@@ -1,5 +1,6 @@
 """Megatron-Core on CPU, samples and settings that its tests share."""
 
+import dataclasses
 import random
 import warnings
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ with warnings.catch_warnings():
     import megatron.core.pipeline_parallel
     import megatron.core.rerun_state_machine  # noqa: F401
 
-from evenpack.integrations.megatron import wrap_data_iterator
+from evenpack.integrations.megatron import get_packed_batch, wrap_data_iterator
+from evenpack.scheduler import SchedulerConfig
 from evenpack.scheduler.testing import run_ranks
 
 VOCABULARY = 64
@@ -59,6 +61,11 @@ def own_sample(length: int, name: Any) -> dict[str, Any]:
     """Return a text sample under our own names."""
     rng = random.Random(str(name))
     return {"input_ids": torch.tensor([rng.randrange(1, VOCABULARY) for _ in range(length)]), "sample_id": name}
+
+
+def own_samples(lengths: list[int]) -> list[dict[str, Any]]:
+    """Return text samples of these lengths, named by them."""
+    return [own_sample(length, length) for length in lengths]
 
 
 def settings(**more: Any) -> Any:
@@ -116,3 +123,49 @@ def packs_of(iterator: Any, count: int) -> list[dict[str, Any]]:
         {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in next(iterator).items()}
         for _ in range(count)
     ]
+
+
+def taken(
+    items: list[Any], *, valid: str = "real", config: Any = None, adapter: Any = "text", fields: Any = (), **plan: Any
+) -> Any:
+    """Return a function for `on_ranks`: the fields of the first pack of one step of `items`, one entry per model chunk.
+
+    Args:
+        items: samples that every reader has.
+        valid: of `get_packed_batch`.
+        config: what the wrapper reads of a Megatron-Core config.
+        adapter: of `wrap_data_iterator`.
+        fields: of `wrap_data_iterator`.
+        **plan: settings of the scheduler; without any they come from `config`.
+    """
+
+    def body() -> list[dict[str, Any]]:
+        from megatron.core import parallel_state
+
+        vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+        source = Samples(items) if place().reads else None
+        given = SchedulerConfig(**{"max_tokens": 4096, "samples_per_step": 1, **plan}) if config is None else None
+        iterator, _, _, _ = wrap_data_iterator(
+            source if vpp == 1 else [source] * vpp,
+            config or settings(),
+            len(items),
+            settings=given,
+            adapter=adapter,
+            fields=fields,
+        )
+        return [row_of(get_packed_batch(iterator, vp_stage=stage if vpp > 1 else None, valid=valid)) for stage in range(vpp)]
+
+    return body
+
+
+def row_of(batch: Any) -> dict[str, Any]:
+    """Return what `get_packed_batch` gave as plain lists, which travel between processes."""
+    *tensors, params, mask = batch
+    names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
+    row = {name: None if tensor is None else tensor.tolist() for name, tensor in zip(names, tensors, strict=True)}
+    known = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    row["params"] = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in known.items() if value is not None
+    }
+    row["same"] = params.cu_seqlens_q is params.cu_seqlens_q_padded and params.cu_seqlens_kv is params.cu_seqlens_kv_padded
+    return row | {"padding_mask": mask.tolist()}

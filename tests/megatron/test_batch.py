@@ -1,46 +1,12 @@
 """`get_packed_batch`: what every stage and context-parallel rank gets, boundaries, loss."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 
-from evenpack.integrations.megatron import get_packed_batch, next_batch
-from evenpack.scheduler import SchedulerConfig
+from evenpack.integrations.megatron import next_batch
 
-from .helpers import Samples, megatron_sample, on_ranks, own_sample, place, settings, wrap, wrap_data_iterator
-
-
-def taken(lengths, *, valid="real", stages=None, items=None, **plan):
-    """Return the fields of the first pack as lists, one entry per model chunk."""
-
-    def body():
-        from megatron.core import parallel_state
-
-        vpp = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-        source = Samples(items or [own_sample(n, n) for n in lengths])
-        config = SchedulerConfig(max_tokens=4096, samples_per_step=1, **plan)
-        data = source if place().reads else None
-        data = data if vpp == 1 else [data] * vpp
-        iterator, _, _, _ = wrap_data_iterator(data, settings(), len(lengths), settings=config)
-        found = []
-        for stage in range(vpp):
-            *tensors, params, mask = get_packed_batch(iterator, vp_stage=stage if vpp > 1 else None, valid=valid)
-            names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
-            row = {name: None if tensor is None else tensor.tolist() for name, tensor in zip(names, tensors, strict=True)}
-            known = [field.name for field in dataclasses.fields(params)]
-            row["params"] = {
-                name: value.tolist() if isinstance(value, torch.Tensor) else value
-                for name in known
-                if (value := getattr(params, name)) is not None
-            }
-            row["same"] = params.cu_seqlens_q is params.cu_seqlens_q_padded
-            found.append(row | {"padding_mask": mask.tolist()})
-        return found
-
-    return body
-
+from .helpers import Samples, megatron_sample, on_ranks, own_sample, own_samples, place, settings, taken, wrap
 
 #: Lengths, context-parallel size, plan settings, real and padded boundaries, slots of the ranks.
 ROWS = [
@@ -54,7 +20,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("lengths", "cp", "plan", "real", "padded", "slots"), ROWS)
 def test_boundaries_and_shares(lengths, cp, plan, real, padded, slots):
-    results = on_ranks(taken(lengths, **plan), cp, cp=cp)
+    results = on_ranks(taken(own_samples(lengths), **plan), cp, cp=cp)
     whole = np.zeros(padded[-1], np.int64)
     for start, length in zip(padded, np.diff(real), strict=False):
         if length:
@@ -70,7 +36,7 @@ def test_boundaries_and_shares(lengths, cp, plan, real, padded, slots):
 
 
 def test_padded_boundaries_stand_in_for_real_ones_on_request():
-    ((row,),) = on_ranks(taken([3, 2], valid="padded", align=4), 1)
+    ((row,),) = on_ranks(taken(own_samples([3, 2]), valid="padded", align=4), 1)
     assert row["params"]["cu_seqlens_q"] == row["params"]["cu_seqlens_q_padded"] == [0, 4, 8] and row["same"]
 
 
@@ -83,7 +49,7 @@ def test_padded_boundaries_stand_in_for_real_ones_on_request():
     ],
 )
 def test_stages_get_what_they_compute_on(num_ranks, sizes, first, last):
-    for rank, chunks in enumerate(on_ranks(taken([5, 3, 4], num_microbatches=None), num_ranks, **sizes)):
+    for rank, chunks in enumerate(on_ranks(taken(own_samples([5, 3, 4])), num_ranks, **sizes)):
         for stage, row in enumerate(chunks):
             assert (row["tokens"] is not None) == (row["position_ids"] is not None) == ((rank, stage) in first)
             assert (row["labels"] is not None) == (row["loss_mask"] is not None) == ((rank, stage) in last)
