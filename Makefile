@@ -22,10 +22,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron clean
+.PHONY: help venv test test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record clean
 
 help:
-	@echo "make demo | test | test-megatron | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron} | venv | clean"
+	@echo "make demo | test | test-megatron | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record} | venv | clean"
 
 venv: $(STAMP)
 
@@ -66,9 +66,9 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron
+bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record
 
-bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron: bench-%: $(STAMP)
+bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record: bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:

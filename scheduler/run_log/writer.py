@@ -2,10 +2,10 @@
 
 import contextlib
 import os
-import queue
 import threading
 import time
 import warnings
+from collections import deque
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,8 @@ from .record import encode_header, encode_step
 _Item = tuple[StepStats, SampleTable, StepPlan]
 #: Seconds that `close` waits for a disk that does not answer.
 _PATIENCE = 30.0
+#: Seconds between two looks at what waits.
+_PAUSE = 0.05
 
 
 class RunLog:
@@ -30,7 +32,7 @@ class RunLog:
 
     The first rank of the group writes, the others do nothing. A step takes about 20 bytes a sample, and little of the
     training thread's time: a thread of its own encodes and writes. Each record is handed to the operating system as it is
-    made; where the process is killed, at most the last few steps are missing, and `read_run` reads all others. A run that
+    made; where the process is killed, the steps of its last tenth of a second may be missing, and `read_run` reads all others. A run that
     goes on from a checkpoint takes the same folder, in which it begins a new file.
 
     Training goes on where recording cannot: where the disk is full, or gone, a warning says so once and nothing more is
@@ -60,7 +62,9 @@ class RunLog:
         self.path = Path(path)
         _check_folder(self.path)
         self._max_bytes, self._max_files = max_bytes, max_files
-        self._waiting: queue.Queue[_Item | None] = queue.Queue(max_waiting)
+        self._waiting: deque[_Item] = deque()
+        self._max_waiting = max_waiting
+        self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._file: _File | None = None
         self._error: Exception | None = None
@@ -83,17 +87,17 @@ class RunLog:
             return
         if self._thread is None:
             self._start(step)
-        try:
-            self._waiting.put_nowait((step.stats, step.table, step.plan))
-        except queue.Full:
-            self._num_left_out += 1
-            if self._num_left_out == 1:
-                warnings.warn(
-                    f"{self!r}: the disk does not keep up, {self._waiting.maxsize} steps wait: step {step.stats.step} is "
-                    "not recorded, nor are others that find no room",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+        if len(self._waiting) < self._max_waiting:
+            self._waiting.append((step.stats, step.table, step.plan))
+            return
+        self._num_left_out += 1
+        if self._num_left_out == 1:
+            warnings.warn(
+                f"{self!r}: the disk does not keep up, {self._max_waiting} steps wait: step {step.stats.step} is not "
+                "recorded, nor are others that find no room",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Write what waits and close the file; may be called again."""
@@ -108,10 +112,8 @@ class RunLog:
 
     def _end_thread(self) -> None:
         assert self._thread is not None
-        deadline = time.monotonic() + _PATIENCE
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=_PATIENCE)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._ending.set()
+        self._thread.join(_PATIENCE)
         if self._thread.is_alive():
             warnings.warn(f"{self!r}: the disk did not answer within {_PATIENCE:g} s", RuntimeWarning, stacklevel=3)
 
@@ -131,11 +133,17 @@ class RunLog:
         return self._failed
 
     def _run(self) -> None:
+        """Write what waits, now and then. Nobody wakes this thread: it would take the place of the one that hands out a step."""
         try:
-            while (item := self._waiting.get()) is not None:
-                self._write(*item)
+            ending = False
+            while not ending:
+                ending = self._ending.wait(_PAUSE)
+                while self._waiting:
+                    self._write(*self._waiting[0])
+                    self._waiting.popleft()
         except Exception as error:
             self._error = error
+            self._waiting.clear()
         finally:
             assert self._file is not None
             self._file.close()
