@@ -14,6 +14,7 @@ from .run_log import RecordedStep, RunLog, read_run
 from .scheduler import PackingScheduler
 from .stats import StepStats
 from .step import PackedStep
+from .summary import Summary
 
 __all__ = [
     "CostModel",
@@ -30,6 +31,7 @@ __all__ = [
     "StepCallback",
     "StepPlan",
     "StepStats",
+    "Summary",
     "plan_step",
     "read_run",
 ]
