@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from .. import __version__  # pyright: ignore[reportMissingImports]
-from . import index, masks
+from . import index, masks, plan
 
 #: Modules of the subcommands, in the order of the help page.
-COMMANDS: tuple[ModuleType, ...] = (masks, index)
+COMMANDS: tuple[ModuleType, ...] = (masks, index, plan)
 
 
 def build_parser() -> argparse.ArgumentParser:

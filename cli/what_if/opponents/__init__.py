@@ -7,7 +7,6 @@ Each takes what `plan_step` takes and returns a `StepPlan`; capacities that an a
 from collections.abc import Callable
 
 from ....scheduler.plan import StepPlan
-
 from .first_fit import ffd_karmarkar_karp_swaps, first_fit_decreasing
 from .karmarkar_karp import karmarkar_karp_equal
 from .longest_first import longest_first_swaps

@@ -3,7 +3,6 @@
 import numpy as np
 
 from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
-
 from .common import Pack, split_to_multiple, to_plan, weights
 from .karmarkar_karp import partition
 

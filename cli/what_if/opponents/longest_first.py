@@ -3,7 +3,6 @@
 import numpy as np
 
 from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
-
 from .common import Pack, to_plan, weights
 from .next_fit import pack
 

@@ -1,7 +1,6 @@
 """Next-fit in arrival order, as Megatron-Core's DP-balanced packing scheduler does it."""
 
 from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
-
 from .common import Pack, to_plan
 
 

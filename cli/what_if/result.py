@@ -1,0 +1,202 @@
+"""The answer of `evenpack plan`: as plain data, as text, and as a page."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..page import Curve, DrawnStep, PageData, RunView, Table
+from .advice import WORTH, Alternative
+from .pool import Fitted
+from .simulate import OURS, Figures, Setting, Simulation
+
+HEADER = ("", "step cost", "vs evenpack", "above bound", "padding", "imbalance", "micro-batches", "moved a step")
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Everything that was found.
+
+    Attributes:
+        fitted: the samples.
+        setting: what was simulated.
+        cp_size: GPUs that share a pack.
+        simulation: the figures.
+        advice: other settings, the best first.
+    """
+
+    fitted: Fitted
+    setting: Setting
+    cp_size: int
+    simulation: Simulation
+    advice: list[Alternative]
+
+
+def as_dict(answer: Answer) -> dict[str, Any]:
+    """Return the answer as plain data, for JSON."""
+    pool, setting = answer.fitted.pool, answer.setting
+    config = setting.config
+    unit = pool.cost_of.model.unit
+    methods = []
+    for figures in answer.simulation.figures.values():
+        entry = msgspec.to_builtins(figures)
+        entry["efficiency"] = figures.mean_efficiency
+        entry["relative_cost"] = figures.step_cost / answer.simulation.figures[OURS].step_cost
+        entry["step_operations"] = figures.step_cost * unit
+        methods.append(entry)
+    return {
+        "samples": {
+            "source": pool.samples.source,
+            "count": len(pool),
+            "dropped": answer.fitted.num_dropped,
+            "truncated": answer.fitted.num_truncated,
+            "length": dict(zip(("median", "p90", "p99", "longest"), _percentiles(answer), strict=True)),
+            "notes": list(pool.samples.notes),
+        },
+        "setting": {
+            "ranks": setting.num_ranks,
+            "samples_per_step": setting.samples_per_step,
+            "max_tokens": config.max_tokens // answer.cp_size,
+            "cp_size": answer.cp_size,
+            "sync": config.sync,
+            "movement": config.movement,
+            "tolerance": config.tolerance,
+            "microbatch_cost": config.microbatch_cost,
+            "align": config.align or 1,
+            "oversize": config.oversize,
+            "steps": setting.steps,
+            "seed": setting.seed,
+            "model": pool.cost_of.name,
+            "operations_per_unit": unit,
+        },
+        "methods": methods,
+        "advice": [{**msgspec.to_builtins(one), "gain": one.gain} for one in answer.advice],
+    }
+
+
+def as_text(answer: Answer) -> str:
+    """Return the answer as lines for a terminal."""
+    rows = [HEADER, *(cells(one, answer) for one in answer.simulation.figures.values())]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(HEADER))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    return "\n".join([*facts(answer), "", *lines, "", *advice_lines(answer)])
+
+
+def as_page(answer: Answer) -> PageData:
+    """Return the answer as a page."""
+    pool, setting, simulation = answer.fitted.pool, answer.setting, answer.simulation
+    table = simulation.table
+    weight = table.cost.reshape(len(table), -1).sum(axis=1)
+    before = np.bincount(table.home, weight, minlength=setting.num_ranks)
+    drawn = DrawnStep(
+        title="A step, pack by pack",
+        table=table,
+        plan=simulation.plan,
+        config=setting.config,
+        ids=[int(row) for row in pool.row[simulation.rows]],
+    )
+    compared = Table(
+        title="Beside other ways to batch",
+        header=("method", *HEADER[1:]),
+        rows=tuple(cells(one, answer) for one in simulation.figures.values()),
+        notes=(NOTE,),
+    )
+    worth = [one for one in answer.advice if one.gain > WORTH]
+    advice = Table(
+        title="What another setting would change",
+        header=("setting", "time per work", "micro-batches", "moved"),
+        rows=tuple(
+            (f"{one.change} ({one.meaning})", f"{one.cost - 1:+.1%}", f"{one.num_microbatches:.1f}", f"{one.moved_share:.1%}")
+            for one in answer.advice
+        ),
+        notes=() if worth else (advice_lines(answer)[0],),
+    )
+    run = RunView(
+        name="The simulated steps",
+        curves=tuple(Curve(name=one.name, values=one.efficiency) for one in simulation.figures.values()),
+        load_before=before,
+        load_after=simulation.plan.cost.sum(axis=(1, 2)),
+        load_title="Load of each rank, in the first step",
+        drawn=drawn,
+        lengths=pool.tokens,
+    )
+    tables = (compared, advice) if answer.advice else (compared,)
+    return PageData(title=f"evenpack plan: {pool.samples.source}", summary=tuple(facts(answer)), tables=tables, runs=(run,))
+
+
+NOTE = (
+    "Step cost: operations that the slowest rank does, or waits for, in a step. Above bound: over what no plan can go below. "
+    "Padding: share of the computed tokens. Imbalance: time of a step over the mean load. Moved: what crosses ranks."
+)
+
+
+def facts(answer: Answer) -> list[str]:
+    """Return what was planned, in sentences."""
+    pool, setting, config = answer.fitted.pool, answer.setting, answer.setting.config
+    median, most, nearly, longest = _percentiles(answer)
+    shared = f", {answer.cp_size} GPUs a pack" if answer.cp_size > 1 else ""
+    lines = [
+        f"{len(pool):,} samples of {pool.samples.source}: median {median:,} tokens, 90% {most:,}, 99% {nearly:,}, "
+        f"longest {longest:,}",
+        f"{setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples a step, max_tokens "
+        f"{config.max_tokens // answer.cp_size:,}{shared}, sync {config.sync!r}, cost of {pool.cost_of.name}; means over "
+        f"{setting.steps} steps, seed {setting.seed}",
+    ]
+    if answer.fitted.num_dropped:
+        lines.append(
+            f"{answer.fitted.num_dropped:,} samples are longer than a pack and left out (oversize 'drop'); "
+            "the scheduler's own default, 'error', stops at the first"
+        )
+    if answer.fitted.num_truncated:
+        lines.append(
+            f"{answer.fitted.num_truncated:,} samples are longer than a pack and cut to it (oversize 'truncate'); "
+            "the scheduler's own default, 'error', stops at the first"
+        )
+    return lines + list(pool.samples.notes)
+
+
+def cells(figures: Figures, answer: Answer) -> tuple[str, ...]:
+    """Return one row of the table."""
+    ours = answer.simulation.figures[OURS].step_cost
+    return (
+        figures.name,
+        scaled(figures.step_cost * answer.fitted.pool.cost_of.model.unit, "FLOP"),
+        f"x {figures.step_cost / ours:.3f}",
+        f"{figures.above_bound:.2%}",
+        f"{figures.padding_share:.1%}",
+        f"{figures.imbalance:.3f}",
+        f"{figures.num_microbatches:.1f}",
+        f"{scaled(figures.moved_bytes, 'B')} ({figures.moved_share:.0%})",
+    )
+
+
+def advice_lines(answer: Answer) -> list[str]:
+    """Return which settings would gain, in sentences."""
+    if not answer.advice:
+        return ["No other setting was tried."]
+    worth = [one for one in answer.advice if one.gain > WORTH]
+    if not worth:
+        tried = ", ".join(one.change for one in answer.advice)
+        return [f"No other setting gains more than {WORTH:.0%}; tried {tried}."]
+    lines = ["What would gain, in time per unit of work:"]
+    width = max(len(one.change) for one in worth)
+    return lines + [f"  {one.change.ljust(width)}  {-one.gain:+.1%}  {one.meaning}" for one in worth]
+
+
+def scaled(value: float, unit: str) -> str:
+    """Return a value with three digits and a prefix.
+
+    Example:
+        >>> scaled(12_345_678, "B"), scaled(0, "B")
+        ('12.3 MB', '0 B')
+    """
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}" if value / factor < 999.5 else f"{value / factor:.0f} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def _percentiles(answer: Answer) -> list[int]:
+    return [int(value) for value in np.percentile(answer.fitted.pool.tokens, (50, 90, 99, 100))]

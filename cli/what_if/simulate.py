@@ -1,0 +1,178 @@
+"""Steps, planned one after the other by evenpack and by others, on the same samples."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from ...scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_step
+from ...scheduler.plan.table import Ints
+from ...scheduler.stats import StepStats, step_stats
+from .opponents.alone import packed_alone, padded_alone
+from .opponents.karmarkar_karp import karmarkar_karp_equal
+from .opponents.next_fit import next_fit
+from .pool import Pool
+
+Planner = Callable[..., StepPlan]
+OURS = "evenpack"
+#: Name to planner, in the order of the table.
+METHODS: dict[str, Planner] = {
+    OURS: plan_step,
+    "padded batches": padded_alone,
+    "in-batch packing": packed_alone,
+    "next-fit (Megatron-Core)": next_fit,
+    "Karmarkar-Karp (verl)": karmarkar_karp_equal,
+}
+NO_WAITS = np.zeros(0, np.int64)
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What is simulated.
+
+    Attributes:
+        num_ranks: R.
+        samples_per_step: of each rank.
+        steps: how many.
+        seed: of the order in which samples come.
+        config: the planner's, with a pack's whole capacity (all context-parallel ranks together) as `max_tokens`.
+    """
+
+    num_ranks: int
+    samples_per_step: int
+    steps: int
+    config: PlanConfig
+    seed: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Samples of all ranks in a step."""
+        return self.num_ranks * self.samples_per_step
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One method over all steps; means over the steps unless said otherwise.
+
+    Attributes:
+        name: of the method.
+        step_cost: the objective in cost units: what the slowest rank works, or waits for.
+        efficiency: of each step: cost of the samples over what all ranks together could have done in that time.
+        above_bound: mean step cost over the mean lower bound, less 1.
+        padding_share: share of all computed tokens that is padding.
+        imbalance: as `StepPlan.imbalance`.
+        num_microbatches: packs of a rank.
+        moved_bytes: bytes that cross ranks in a step.
+        moved_share: their share of all bytes.
+    """
+
+    name: str
+    step_cost: float
+    efficiency: tuple[float, ...]
+    above_bound: float
+    padding_share: float
+    imbalance: float
+    num_microbatches: float
+    moved_bytes: float
+    moved_share: float
+
+    @property
+    def mean_efficiency(self) -> float:
+        """Mean over the steps."""
+        return float(np.mean(self.efficiency))
+
+
+class Simulation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """All methods, and the first step of ours.
+
+    Attributes:
+        figures: by name, in the order of the methods.
+        table: samples of the first step.
+        plan: our plan of it.
+        rows: `[B]`, their rows in the pool.
+    """
+
+    figures: dict[str, Figures]
+    table: SampleTable
+    plan: StepPlan
+    rows: Ints
+
+
+def draw_steps(count: int, setting: Setting) -> Iterator[Ints]:
+    """Yield the rows of each step: epochs in ever new order, of which the last samples that fill no step are left out.
+
+    Raises:
+        ValueError: fewer samples than one step takes.
+    """
+    if count < setting.batch:
+        raise ValueError(
+            f"{count:,} samples, and one step of {setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples takes "
+            f"{setting.batch:,}: lower --ranks or --samples-per-step, or pass a longer file"
+        )
+    rng = np.random.default_rng(setting.seed)
+    order, at = rng.permutation(count), 0
+    for _ in range(setting.steps):
+        if at + setting.batch > count:
+            order, at = rng.permutation(count), 0
+        yield order[at : at + setting.batch]
+        at += setting.batch
+
+
+def simulate(
+    pool: Pool,
+    setting: Setting,
+    *,
+    methods: Mapping[str, Planner] = METHODS,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Simulation:
+    """Plan every step with every method.
+
+    Args:
+        pool: samples that all fit a pack.
+        setting: what to simulate.
+        methods: planners by name; the first is the one that the others are measured against, and must be `plan_step`-like.
+        progress: called after each plan, with 1.
+
+    Raises:
+        ValueError: fewer samples than one step takes, or a step that cannot be planned.
+    """
+    seen: dict[str, list[tuple[StepStats, int, float]]] = {name: [] for name in methods}
+    bounds: list[int] = []
+    nbytes = 0
+    first: tuple[SampleTable, StepPlan, Ints] | None = None
+    align = setting.config.align or 1
+    for number, rows in enumerate(draw_steps(len(pool), setting)):
+        table = pool.table(rows, num_ranks=setting.num_ranks, align=align)
+        work = int(table.cost.sum())
+        nbytes += int(table.nbytes.sum())
+        for name, planner in methods.items():
+            plan = planner(table, num_ranks=setting.num_ranks, config=setting.config)
+            stats = step_stats(table, plan, step=number, dropped=0, truncated=0, waits=NO_WAITS)
+            seen[name].append((stats, plan.value, work / (setting.num_ranks * plan.value)))
+            if len(bounds) == number:
+                bounds.append(plan.lower_bound)
+            first = first or (table, plan, rows)
+            progress(1)
+    assert first is not None, "a setting has at least one step"
+    bound, mean_bytes = float(np.mean(bounds)), nbytes / setting.steps
+    return Simulation(
+        figures={name: _figures(name, steps, bound, mean_bytes) for name, steps in seen.items()},
+        table=first[0],
+        plan=first[1],
+        rows=first[2],
+    )
+
+
+def _figures(name: str, steps: list[tuple[StepStats, int, float]], bound: float, nbytes: float) -> Figures:
+    stats = [entry[0] for entry in steps]
+    cost = float(np.mean([entry[1] for entry in steps]))
+    moved = float(np.mean([one.moved_bytes for one in stats]))
+    return Figures(
+        name=name,
+        step_cost=cost,
+        efficiency=tuple(entry[2] for entry in steps),
+        above_bound=cost / bound - 1,
+        padding_share=1 - sum(one.tokens for one in stats) / sum(one.padded_tokens for one in stats),
+        imbalance=float(np.mean([one.imbalance for one in stats])),
+        num_microbatches=float(np.mean([one.num_microbatches for one in stats])),
+        moved_bytes=moved,
+        moved_share=moved / nbytes,
+    )
