@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from evenpack.core import EvenpackError, Field, PeerFailedError, UndeclaredFieldError
-from evenpack.integrations.megatron import to_bridge
+from evenpack.core import EvenpackError, Field, MissingFieldError, PeerFailedError, UndeclaredFieldError
+from evenpack.integrations.megatron import next_batch, to_bridge
 from evenpack.scheduler import SchedulerConfig
 
 from .helpers import Samples, megatron_sample, on_ranks, own_sample, place, wrap
@@ -73,6 +73,34 @@ def test_declared_fields_of_any_kind_follow_their_sample():
         return True
 
     assert all(on_ranks(body, 4, tp=2))
+
+
+def test_an_optional_field_on_one_sample_takes_its_default_on_the_others_and_a_required_one_is_missed_by_name():
+    """`position_hint` has its tokens along the second axis of `[3, L]`: it arrives as `[3, 1, T]`, cut like the tokens."""
+    hint = Field(name="position_hint", kind="token", dtype="int64", shape=(3,), axis=1, default=7, pad=-1)
+    origin = Field(name="origin", kind="sample", dtype="text", required=True)
+
+    def body():
+        here = place()
+        items = [own_sample(8, f"{here.dp}-{n}") for n in range(3)]
+        if here.dp:
+            items[1]["position_hint"] = torch.arange(24).reshape(3, 8)
+        iterator, count, _, _ = wrap(Samples(items), 3, fields=[hint])
+        found = []
+        for batch in (next_batch(iterator) for _ in range(count)):
+            column = batch.further["position_hint"]
+            assert column.shape == (3, *batch.tokens.shape)
+            parts = column.split(4, dim=2)  # a segment of 8, cut in two
+            found += [(name, part.tolist()) for name, part in zip(batch.sample_ids, parts, strict=True)]
+        with pytest.raises(MissingFieldError, match="origin"):
+            wrap(Samples([item | {"origin": "file"} if not here.dp else item for item in items]), 3, fields=[origin])
+        return here.cp, found
+
+    whole = torch.arange(24).reshape(3, 8)
+    for cp, found in on_ranks(body, 4, cp=2):
+        mine = whole[:, [0, 1, 6, 7] if cp == 0 else [2, 3, 4, 5]]
+        for name, part in found:
+            assert part == (mine if name == "1-1" else torch.full((3, 4), 7))[:, None].tolist()
 
 
 def test_sums_above_two_to_the_24_are_exact():

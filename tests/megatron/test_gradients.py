@@ -27,13 +27,13 @@ def samples(positions):
     return [image | {"pixel_values": torch.zeros(24, 1176), "sample_id": "image"}, *texts]
 
 
-def gradients(positions, *, packed=True, align=None):
+def gradients(positions, *, items=None, packed=True, align=None):
     """Return the gradients of the summed loss, of all context-parallel ranks together."""
     from megatron.core import parallel_state
     from on_cpu import megatron_on_cpu
     from tiny_gpt import gpt_config, gpt_model
 
-    items = samples(positions)
+    items = items or samples(positions)
     room = 64 if packed else max(len(item["input_ids"]) for item in items)
     adapter = "text" if positions == "rope" else ADAPTER
     with megatron_on_cpu():
@@ -66,6 +66,18 @@ def test_packs_and_context_parallelism_give_the_gradients_of_single_samples(posi
     for num_ranks, sizes, align in ((1, {}, None), (1, {}, 16), (2, {"cp": 2}, None), (4, {"cp": 4}, None)):
         for found in on_ranks(lambda align=align: gradients(positions, align=align), num_ranks, **sizes):
             assert np.abs(found - alone).max() < 1e-12 * max(1.0, np.abs(alone).max())
+
+
+@pytest.mark.parametrize("target", [1, 4])
+def test_a_single_target_on_one_context_parallel_rank_weighs_what_it_weighs_alone(target):
+    """8 tokens in chunks of 2: slots 0, 1, 6, 7 are rank 0's, the others rank 1's. The rank without a target adds 0."""
+    labels = torch.full((8,), -100)
+    labels[target + 1] = 5
+    items = [own_sample(8, "one") | {"labels": labels}]
+    (alone,) = on_ranks(lambda: gradients("rope", items=items), 1)
+    assert np.abs(alone).max() > 1e-3
+    for found in on_ranks(lambda: gradients("rope", items=items), 2, cp=2):
+        assert np.abs(found - alone).max() < 1e-12
 
 
 def test_mrope_under_context_parallelism_is_refused_until_the_model_is_prepared():

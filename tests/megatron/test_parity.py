@@ -1,5 +1,6 @@
 """The same micro-batches as Megatron-Core's `dp_balanced`, from its documented algorithm written down once more, plainly."""
 
+import itertools
 import random
 
 import numpy as np
@@ -107,26 +108,54 @@ def test_what_next_fit_cannot_place_is_named(lengths, ranks, error):
         next_fit_planner(table, num_ranks=ranks, config=PlanConfig(max_tokens=10))
 
 
-#: Lengths per rank, capacity and policy; packs per rank, and real tokens of each, in rank order.
+class TokenCost:
+    """A sample costs its tokens."""
+
+    phases = ("decoder",)
+
+    def sample_cost(self, tokens, grids):
+        return (tokens,)
+
+
+#: Lengths per rank, capacity and policy; packs per rank, and real tokens of the ranks, sorted.
 PLANS = [
-    ("one rank's samples are long", [[95] * 5, [20] * 5], 100, {}, 3, 575),
-    ("a sample above the capacity is dropped", [[12, 5], [5]], 10, {"oversize": "drop"}, 1, 10),
-    ("one sample, two ranks: a dummy fills", [[10], []], 10, {}, 1, 10),
-    ("as few packs as fit", [[8, 8, 8, 8], [1, 1, 1, 1]], 10, {}, 2, 36),
+    ("one rank's samples are long", [[95] * 5, [20] * 5], 100, {}, 3, [285, 290]),
+    ("a sample above the capacity is dropped", [[12, 5], [5]], 10, {"oversize": "drop"}, 1, [5, 5]),
+    ("one sample, two ranks: a dummy fills", [[10], []], 10, {}, 1, [0, 10]),
+    ("as few packs as fit", [[8, 8, 8, 8], [1, 1, 1, 1]], 10, {}, 2, [18, 18]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "capacity", "policy", "packs", "total"), [row[1:] for row in PLANS], ids=[r[0] for r in PLANS]
+    ("lengths", "capacity", "policy", "packs", "loads"), [row[1:] for row in PLANS], ids=[r[0] for r in PLANS]
 )
-def test_plans_through_this_interface(lengths, capacity, policy, packs, total):
+def test_plans_through_this_interface(lengths, capacity, policy, packs, loads):
     def body():
-        items = Samples([megatron_sample(n, i) for i, n in enumerate(lengths[place().dp])])
+        items = Samples([megatron_sample(n, i) | {"sample_id": i} for i, n in enumerate(lengths[place().dp])])
         config = SchedulerConfig(max_tokens=capacity, samples_per_step=1, **policy)
-        iterator, count, tokens, _ = wrap(items, 5, settings=config)
+        iterator, count, total, _ = wrap(items, 5, settings=config, cost=TokenCost())
         found = [next(iterator) for _ in range(count)]
         assert all(int(pack["cu_seqlens_padded"][-1]) <= capacity for pack in found)
         assert all(not pack["padding_mask"].all() for pack in found)
-        return count, tokens
+        loads = [
+            stop - start
+            for pack in found
+            for name, (start, stop) in zip(pack["sample_ids"], itertools.pairwise(pack["cu_seqlens"].tolist()), strict=True)
+            if name is not None
+        ]
+        return count, total, sum(loads)
 
-    assert on_ranks(body, 2) == [(packs, total)] * 2
+    results = on_ranks(body, 2)
+    assert [found[:2] for found in results] == [(packs, sum(loads))] * 2
+    assert sorted(load for _, _, load in results) == loads
+
+
+def test_a_sample_above_the_capacity_is_named_on_every_rank():
+    def body():
+        items = Samples([megatron_sample(n, i) for i, n in enumerate([[12, 5], [5, 5]][place().dp])])
+        config = SchedulerConfig(max_tokens=10, samples_per_step=1)
+        with pytest.raises(OversizeSampleError, match=r"rank 0, sample 0: 12 tokens .* exceed the capacity of 10"):
+            wrap(items, 2, settings=config)
+        return True
+
+    assert on_ranks(body, 4, tp=2) == [True] * 4
