@@ -22,10 +22,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record clean
+.PHONY: help venv test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record clean
 
 help:
-	@echo "make demo | test | test-megatron | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record} | venv | clean"
+	@echo "make demo | test | test-megatron | check-page | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record} | venv | clean"
 
 venv: $(STAMP)
 
@@ -36,6 +36,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
+
+# Opens the HTML pages in headless Chromium: apt-get install chromium. The driver is installed here, it brings no browser.
+check-page: $(STAMP)
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { \
+		echo "check-page needs a browser: apt-get install chromium, or set CHROMIUM to the path of one"; exit 1; }
+	$(BIN)/pip install --quiet "playwright>=1.50"
+	$(BIN)/python tests/cli/check_page.py runs/page
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)

@@ -44,9 +44,10 @@ def step_figure(drawn: DrawnStep) -> tuple[Any, str, int]:
     moved = drawn.table.home[found.sample] != found.rank
     row = np.searchsorted(ranks, found.rank)
     texts = hover_texts(drawn, found)
+    by_pack = order_of(found)
     figure = go.Figure(layout=layout(barmode="overlay", bargap=0.18, yaxis_title="rank", dragmode=False))
     for name, chosen, shades in (("stays on its rank", ~moved, STAYED), ("moved here", moved, MOVED)):
-        index = np.flatnonzero(chosen)
+        index = by_pack[chosen[by_pack]]
         figure.add_trace(
             go.Bar(
                 orientation="h",
@@ -109,6 +110,11 @@ def segments(drawn: DrawnStep, ranks: Ints) -> Segments:
     return Segments(**dict(zip(Segments.__struct_fields__, joined, strict=True)))
 
 
+def order_of(found: Segments) -> Ints:
+    """Return the order in which segments are drawn: dark shades first, since the legend takes the first colour."""
+    return np.argsort(found.microbatch % 2, kind="stable")
+
+
 def pack_starts(drawn: DrawnStep) -> Ints:
     """Return `[R, M]`, the cost before each pack begins: of the rank's own packs, or of the slowest rank's at each sync."""
     cost = drawn.plan.cost
@@ -146,8 +152,10 @@ def _capacity(drawn: DrawnStep) -> int:
 def _views(drawn: DrawnStep, found: Segments, moved: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """Return the buttons that change from time to tokens and back."""
 
+    by_pack = order_of(found)
+
     def button(label: str, kind: str, where: Floats, title: str) -> dict[str, Any]:
-        parts = [where[~moved].round(6), where[moved].round(6)]
+        parts = [where[by_pack[chosen[by_pack]]].round(6) for chosen in (~moved, moved)]
         data = {"base": [part[:, 0].tolist() for part in parts], "x": [part[:, 1].tolist() for part in parts]}
         return {
             "label": label,

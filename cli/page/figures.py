@@ -42,19 +42,22 @@ def _figures(run: RunView, edges: Floats, top: float, lowest: float) -> list[Tit
         found.append(
             Titled(
                 title=run.load_title,
-                note="Relative to the mean. The step is over when the highest bar is.",
+                note="Relative to the mean. All ranks wait for the most loaded one.",
                 figure=load_figure(*_relative(run), top),
             )
         )
     if run.drawn is not None:
         figure, note, height = step_figure(run.drawn)
         found.append(Titled(title=run.drawn.title, note=note, figure=figure, height=height))
-    if any(_size(curve) for curve in run.curves):
+    shown = [curve for curve in run.curves if _size(curve)]
+    if shown:
         found.append(
             Titled(
                 title="Efficiency over the steps",
                 note="Share of the ranks' time that is work on samples; the rest is waiting or padding.",
-                figure=curve_figure(run.curves, lowest),
+                figure=curve_figure(shown, lowest),
+                # On a phone every name takes a line.
+                height=290 + 20 * len(shown),
             )
         )
     if len(_floats(run.lengths)):
@@ -93,7 +96,7 @@ def curve_figure(curves: Sequence[Curve], lowest: float) -> Any:
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=layout(xaxis_title="step", yaxis_title="efficiency"))
-    for number, curve in enumerate(curve for curve in curves if _size(curve)):
+    for number, curve in enumerate(curves):
         steps, values = thinned(_floats(curve.values), curve.first_step)
         figure.add_trace(
             go.Scatter(
@@ -105,7 +108,7 @@ def curve_figure(curves: Sequence[Curve], lowest: float) -> Any:
                 hovertemplate="step %{x}: %{y:.1%}<extra>%{fullData.name}</extra>",
             )
         )
-    figure.update_yaxes(tickformat=".0%", range=[max(0.0, np.floor(lowest * 10) / 10 - 0.02), 1.02])
+    figure.update_yaxes(tickformat=".0%", range=[max(0.0, np.floor(lowest * 10) / 10 - 0.02), 1.01])
     return figure
 
 
@@ -157,7 +160,7 @@ def length_figure(lengths: Floats, edges: Floats) -> Any:
             hovertemplate=hover,
         )
     )
-    style = {"mode": "lines+markers", "line": {"color": COLOURS[1], "shape": "spline"}}
+    style = {"mode": "lines+markers", "line": {"color": COLOURS[1]}}
     figure.add_trace(go.Scatter(x=middle, y=tokens, customdata=span, name="of tokens", hovertemplate=hover, **style))
     ticks = 2.0 ** np.arange(np.floor(np.log2(edges[0])), np.ceil(np.log2(edges[-1])) + 1)
     ticks = ticks[:: max(1, -(-len(ticks) // 7))]

@@ -44,7 +44,7 @@ def open_source(path: Path) -> Source:
     if path.is_dir():
         return open_dataset_folder(path)
     if not path.is_file():
-        raise ValueError(f"no file or folder {path}")
+        raise ValueError(f"no file or folder {path}; a built-in workload is written workload:NAME, for example workload:sft")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return open_csv(path, "\t" if suffix == ".tsv" else ",")

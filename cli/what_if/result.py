@@ -106,7 +106,7 @@ def as_page(answer: Answer) -> PageData:
     worth = [one for one in answer.advice if one.gain > WORTH]
     advice = Table(
         title="What another setting would change",
-        header=("setting", "time per work", "micro-batches", "moved"),
+        header=("setting", "time for the same work", "micro-batches", "moved"),
         rows=tuple(
             (f"{one.change} ({one.meaning})", f"{one.cost - 1:+.1%}", f"{one.num_microbatches:.1f}", f"{one.moved_share:.1%}")
             for one in answer.advice

@@ -1,9 +1,10 @@
 """Open pages from disk in headless Chromium: no console message, no request, nothing wider than the screen; screenshots.
 
-    python tests/cli/check_page.py runs/page PAGE.html [PAGE.html ...]
+    make check-page                                        # pages of its own
+    python tests/cli/check_page.py OUT [PAGE.html ...]     # the same, or given pages; screenshots go to OUT
 
 Needs Debian's `chromium` (or a browser named by CHROMIUM) and `pip install playwright`, which drives it; no other browser
-is downloaded. `make check-page` makes pages of its own first. Exit code 1 says what is wrong.
+is downloaded. Exit code 1 says what is wrong.
 """
 
 import os
@@ -11,11 +12,41 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+
 #: Width, height, and whether it is a phone.
 SCREENS = {"desktop": (1280, 900, False), "phone": (375, 812, True)}
 #: Everything that a figure of ours must have drawn.
 DRAWN = "() => [...document.querySelectorAll('.figure')].map(f => f.querySelectorAll('.main-svg .trace').length)"
 TOO_WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def make_pages(out: Path) -> list[Path]:
+    """Write the page of `evenpack plan`, few ranks and many, and one of two runs side by side."""
+    from evenpack.cli.main import run
+    from evenpack.cli.page import Curve, DrawnStep, PageData, RunView, Table, write_page
+    from evenpack.cli.what_if.workloads import WORKLOADS
+    from evenpack.scheduler.plan import PlanConfig, plan_step
+
+    pages = [out / "few-ranks.html", out / "many-ranks.html", out / "two-runs.html"]
+    for page, more in zip(pages, (["workload:image-text", "--ranks", "8", "--sync", "microbatch"],
+                                  ["workload:sft", "--ranks", "96", "--samples-per-step", "32"]), strict=False):  # fmt: skip
+        if run(["plan", *more, "--html", str(page)]):
+            sys.exit("evenpack plan failed")
+    runs = []
+    for name, sync in (("bimodal", "step"), ("rl", "microbatch")):
+        workload = WORKLOADS[name](np.random.default_rng(0), 12, 8)
+        config = PlanConfig(max_tokens=workload.capacity, sync=sync)
+        plan = plan_step(workload.table, num_ranks=12, config=config)
+        ids = [f"<b>{name}</b> & </script> {row}" for row in range(len(workload.table))]
+        figures = Table(title="Figures", header=("", "value"), rows=(("imbalance", f"{plan.imbalance:.3f}"),))
+        curve = Curve(name="evenpack", values=np.linspace(0.9, 1, 5000), first_step=100)
+        drawn = DrawnStep(title="Step 7", table=workload.table, plan=plan, config=config, ids=ids)
+        before = np.bincount(workload.table.home, workload.table.cost)
+        runs.append(RunView(name=name, facts=("A run.",), tables=(figures,), curves=(curve,), load_before=before,
+                            load_after=plan.cost.sum(axis=(1, 2)), drawn=drawn, lengths=workload.table.tokens))  # fmt: skip
+    write_page(pages[2], PageData(title="Two runs, side by side", runs=tuple(runs), summary=("A page for the check.",)))
+    return pages
 
 
 def browser_path() -> str:
@@ -84,8 +115,9 @@ def main() -> int:
         from playwright.sync_api import sync_playwright
     except ImportError:
         sys.exit("check-page needs playwright: pip install playwright")
-    out, pages = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
+    out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
+    pages = [Path(name) for name in sys.argv[2:]] or make_pages(out)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         wrong = [line for page in pages for screen in SCREENS for line in check(browser, page, screen, out)]
