@@ -31,6 +31,8 @@ def megatron_on_cpu() -> Iterator[None]:
     with (
         mock.patch.object(torch.cuda, "current_device", lambda: torch.device("cpu")),
         mock.patch.object(torch.cuda, "current_stream", lambda *_: None),
+        mock.patch.object(torch.cuda, "Stream", mock.MagicMock),
+        mock.patch.object(torch.cuda, "stream", contextlib.nullcontext),
         mock.patch.object(torch.cuda, "synchronize", lambda *_: None),
         mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
         mock.patch.object(CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext()),
