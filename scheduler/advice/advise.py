@@ -85,7 +85,7 @@ def _larger_batch(situation: Situation, now: float) -> Advice | None:
     figures = Summary.of(situation.stats)
     text = (
         f"max_tokens={config.max_tokens} leaves packs {_fill(situation):.0%} full and ranks wait {figures.bubble:.0%} of the "
-        f"step: {name}={getattr(config, name) * best_factor} (a batch {best_factor} times as large) would cut the step's cost per "
+        f"step: {name}={getattr(config, name) * best_factor} (a batch {best_factor} times as large) would cut the cost per "
         f"token by {best:.0%}"
     )
     return Advice(kind=name, text=text, gain=best)
@@ -162,7 +162,7 @@ def _prefetch(situation: Situation, now: float) -> Advice | None:
     text = f"the training thread waits {share:.1%} of the step for the scheduler: "
     if figures.prepare_seconds > training:
         text += (
-            f"preparing a step takes {figures.prepare_seconds:.3g} s and training one {training:.3g} s, so the data source "
+            f"preparing a step takes {figures.prepare_seconds:.3f} s and training one {training:.3f} s, so the data source "
             "needs to be faster (more workers in the loader)"
         )
         return Advice(kind="source", text=text, gain=share)

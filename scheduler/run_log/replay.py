@@ -6,6 +6,7 @@ from ..config import SchedulerConfig
 from ..lists import plan_lists
 from ..plan import StepPlan, plan_step
 from ..plan.describe import CODE_VERSION
+from .header import RunHeader
 from .record import RecordedStep
 
 _PLAN_STEP = f"{plan_step.__module__}.{plan_step.__qualname__}"
@@ -30,7 +31,7 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
         return plan_lists(
             recorded.table, recorded.microbatch, num_ranks=header.num_ranks, config=config, cp_size=header.cp_size
         )
-    if header.planner != _PLAN_STEP:
+    if not is_replayable(header):
         raise ValueError(f"step {recorded.stats.step} was planned by {header.planner}, which a replay cannot call")
     return plan_step(
         recorded.table,
@@ -40,6 +41,11 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
         node_of_rank=header.node_of_rank,
         peers=header.peers,
     )
+
+
+def is_replayable(header: RunHeader) -> bool:
+    """Return whether a run was planned by `plan_step`, and not by a function of its own."""
+    return header.planner == _PLAN_STEP
 
 
 def replay_differences(recorded: RecordedStep) -> list[str]:

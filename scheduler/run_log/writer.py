@@ -32,8 +32,8 @@ class RunLog:
 
     The first rank of the group writes, the others do nothing. A step takes about 20 bytes a sample, and little of the
     training thread's time: a thread of its own encodes and writes. Each record is handed to the operating system as it is
-    made; where the process is killed, the steps of its last tenth of a second may be missing, and `read_run` reads all others. A run that
-    goes on from a checkpoint takes the same folder, in which it begins a new file.
+    made; where the process is killed, the steps of its last tenth of a second may be missing, and `read_run` reads all
+    others. A run that goes on from a checkpoint takes the same folder, in which it begins a new file.
 
     Training goes on where recording cannot: where the disk is full, or gone, a warning says so once and nothing more is
     recorded; where the disk is too slow, a warning says so once and the steps that find no room are left out.
@@ -133,7 +133,7 @@ class RunLog:
         return self._failed
 
     def _run(self) -> None:
-        """Write what waits, now and then. Nobody wakes this thread: it would take the place of the one that hands out a step."""
+        """Write what waits, now and then. Nobody wakes this thread: it would delay the one that hands out a step."""
         try:
             ending = False
             while not ending:

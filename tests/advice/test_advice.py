@@ -46,7 +46,7 @@ CASES = [
     (EVEN, {"prefetch": 0, "seconds": (0.1, 1.0, 0.1)}, "prefetch", 0.1,
      "waits 10.0% of the step .* prefetch=1 would save up to 10.0%"),
     # Training takes 0.6 s, preparing 0.8: with all of it hidden, a step still takes 0.8 of 1 s.
-    (EVEN, {"prefetch": 1, "seconds": (0.4, 1.0, 0.8)}, "source", 0.4, "preparing a step takes 0.8 s and training one 0.6 s"),
+    (EVEN, {"prefetch": 1, "seconds": (0.4, 1.0, 0.8)}, "source", 0.4, "preparing a step takes 0.800 s and training one 0.600 s"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,9 @@
 """Runs of simulated ranks, recorded."""
 
-from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig
+from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig, read_run
+from evenpack.scheduler.run_log.frames import frame
+from evenpack.scheduler.run_log.record import encode_step
+from evenpack.scheduler.run_log.writer import _File
 from evenpack.scheduler.testing import run_ranks
 
 from ..scheduler.helpers import TEXT, VISION, mixed_source, random_source
@@ -22,3 +25,15 @@ def record(folder, num_ranks=3, count=14, images=False, callbacks=(), log=None, 
             return [(step.stats, step.table, step.plan) for step in scheduler]
 
     return run_ranks(fn, num_ranks)[0]
+
+
+def rewrite(folder, target, change):
+    """Write a recorded run anew, each step's figures as `change(stats)` returns them; None leaves the step out."""
+    steps = list(read_run(folder))
+    target.mkdir()
+    file = _File(target, steps[0].header)
+    for step in steps:
+        stats = change(step.stats)
+        if stats is not None:
+            file.append(frame(encode_step(stats, step.table, step.plan)))
+    file.close()

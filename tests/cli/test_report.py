@@ -1,0 +1,162 @@
+"""`evenpack report` on runs of simulated ranks."""
+
+import json
+import re
+
+import msgspec
+import pytest
+
+from evenpack.cli.main import run
+from evenpack.scheduler import Summary
+from evenpack.scheduler.run_log.reader import run_files
+
+from ..run_log.runs import record, rewrite
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of the same samples, and the figures of their steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    first = record(folder / "first", images=True, sync="microbatch")
+    second = record(folder / "second", images=True, sync="microbatch", movement="free", max_tokens=256)
+    return folder, [[stats for stats, _, _ in ran] for ran in (first, second)]
+
+
+def report(capsys, *arguments):
+    code = run(["report", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_json_holds_the_figures_of_the_run(runs, capsys):
+    folder, stats = runs
+    code, out, err = report(capsys, folder / "first", "--json")
+    [found] = json.loads(out)["runs"]
+    assert (code, err) == (0, "")
+    assert found["summary"] == Summary.of(stats[0]).as_dict()
+    assert (found["first_step"], found["last_step"], found["not_recorded"]) == (0, len(stats[0]) - 1, 0)
+    assert found["settings"]["num_ranks"] == 3 and found["settings"]["settings"]["sync"] == "microbatch"
+    assert found["bytes_per_sample"] < 400  # twelve samples a step: mostly the figures of the step
+
+
+def test_text_shows_every_figure(runs, capsys):
+    folder, stats = runs
+    code, out, _ = report(capsys, folder / "first")
+    summary = Summary.of(stats[0])
+    assert code == 0
+    for label, value in [
+        ("samples", f"{summary.samples:,}"),
+        ("imbalance", f"{summary.imbalance:.3f}"),
+        ("had samples stayed at home", f"{summary.imbalance_home:.3f}"),
+        ("tokens/s", f"{summary.tokens_per_second:,.0f}"),
+    ]:
+        assert re.search(rf"^ *{label} +{re.escape(value)}$", out, re.MULTILINE), (label, value, out)
+
+
+def test_two_runs_are_compared(runs, capsys):
+    folder, stats = runs
+    _, out, _ = report(capsys, folder / "first", folder / "second", "--json")
+    change = json.loads(out)["change"]
+    first, second = map(Summary.of, stats)
+    assert change["moved_bytes"] == pytest.approx(second.moved_bytes / first.moved_bytes - 1)
+    assert change["bubble"] == pytest.approx(second.bubble - first.bubble)
+    assert change["num_dropped"] == 0
+    _, out, _ = report(capsys, folder / "first", folder / "second")
+    assert f"{change['moved_bytes']:+.1%}" in out and f"{change['bubble'] * 100:+.2f} pt" in out
+
+
+def test_a_replay_confirms_the_run(runs, capsys):
+    folder, stats = runs
+    code, out, _ = report(capsys, folder / "first", "--replay")
+    count = len(stats[0])
+    assert code == 0 and f"{count} of {count} steps come out exactly as they ran" in out
+
+
+def test_a_replay_finds_a_figure_that_the_plan_did_not_have(runs, tmp_path, capsys):
+    folder, stats = runs
+
+    def planted(one):
+        return msgspec.structs.replace(one, imbalance=one.imbalance + 1e-9) if one.step == 2 else one
+
+    rewrite(folder / "first", tmp_path / "changed", planted)
+    code, out, _ = report(capsys, tmp_path / "changed", "--replay")
+    assert code == 1 and f"{len(stats[0]) - 1} of {len(stats[0])} steps" in out
+    assert f"  step 2: imbalance was {stats[0][2].imbalance + 1e-9!r}, is {stats[0][2].imbalance!r}\n" in out
+
+
+def test_slowest_steps_are_timed_by_the_hand_out_behind_them(runs, tmp_path, capsys):
+    """The interval of a step's hand-out is the time of the step before; a step whose successor is missing has none."""
+    folder, _ = runs
+    seconds = {1: 5.0, 2: 1.0, 3: 9.0}
+
+    def timed(one):
+        return None if one.step == 0 else msgspec.structs.replace(one, step_seconds=seconds.get(one.step, 0.1))
+
+    rewrite(folder / "first", tmp_path / "timed", timed)
+    _, out, _ = report(capsys, tmp_path / "timed", "--json", "--slowest", 2)
+    slowest = json.loads(out)["runs"][0]["slowest"]
+    assert [(one["step"], one["seconds"]) for one in slowest] == [(2, 9.0), (1, 1.0)]
+
+
+def test_steps_that_are_missing_are_counted(runs, tmp_path, capsys):
+    folder, _ = runs
+    rewrite(folder / "first", tmp_path / "gaps", lambda one: None if one.step in (1, 2) else one)
+    code, out, _ = report(capsys, tmp_path / "gaps")
+    assert code == 0 and "2 steps between those were not recorded" in out
+
+
+def test_a_tail_that_was_cut_off_is_a_note(runs, tmp_path, capsys):
+    folder, stats = runs
+    (tmp_path / "cut").mkdir()
+    data = run_files(folder / "first")[0].read_bytes()
+    (tmp_path / "cut" / "000000.steps").write_bytes(data[:-7])
+    code, out, err = report(capsys, tmp_path / "cut", "--json")
+    [found] = json.loads(out)["runs"]
+    assert code == 0 and found["summary"]["steps"] == len(stats[0]) - 1
+    assert err.count("\n") == 1 and "the last record is cut off" in err and found["notes"] == [err.strip().split(": ", 1)[1]]
+
+
+def test_advice_has_its_figure(tmp_path, capsys):
+    """One sample a step for each of three ranks, of very different lengths: more of them balance."""
+    record(tmp_path / "small", samples_per_step=1, count=24)
+    _, out, _ = report(capsys, tmp_path / "small", "--json")
+    kinds = {advice["kind"]: advice["gain"] for advice in json.loads(out)["runs"][0]["advice"]}
+    assert kinds["samples_per_step"] > 0.1
+    _, out, _ = report(capsys, tmp_path / "small", "--json", "--no-advice")
+    assert json.loads(out)["runs"][0]["advice"] == []
+
+
+def test_page(runs, tmp_path, capsys):
+    folder, _ = runs
+    page = tmp_path / "page.html"
+    code, _, _ = report(capsys, folder / "first", folder / "second", "--html", page)
+    text = page.read_text(encoding="utf-8")
+    assert code == 0
+    for needle in (str(folder / "first"), str(folder / "second"), "had samples stayed at home", "Slowest steps"):
+        assert needle in text, needle
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{tmp}/none"], "does not exist: name the folder of a RunLog"),
+        (["{tmp}"], "holds no run log"),
+        (["{tmp}/other.steps"], "is not a run log"),
+        (["{tmp}/empty.steps"], "holds no whole step yet"),
+        (["a", "b", "c"], "one run is shown, or two are compared, got 3"),
+        (["a", "--slowest", "-1"], "--slowest must be an integer of at least 0, got -1"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path, capsys, arguments, text):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "other.steps").write_bytes(b"something else" * 9)
+    (tmp_path / "folder" / "empty.steps").write_bytes(b"")
+    if arguments == ["{tmp}"]:
+        arguments = [str(tmp_path)]
+    code, out, err = report(capsys, *(one.format(tmp=tmp_path / "folder") for one in arguments))
+    assert (code, out) == (1, "") and err.startswith("evenpack report: ") and text in err and err.count("\n") == 1
+
+
+def test_help_has_an_example(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(["report", "--help"])
+    assert ended.value.code == 0 and "evenpack report runs/first runs/second" in capsys.readouterr().out
