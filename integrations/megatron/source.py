@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...core import FieldShapeError
+from ...core import FieldShapeError, MissingFieldError
 
 _TOKEN_KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 
@@ -87,6 +87,7 @@ def samples_of(item: Any) -> list[Mapping[str, Any]]:
 
     Raises:
         FieldShapeError: neither a mapping nor a list of mappings, or a row whose boundaries do not fit it.
+        MissingFieldError: a sample without token ids.
 
     Example:
         >>> row = {"tokens": torch.tensor([1, 2, 3]), "labels": torch.tensor([2, 9, 4]), "cu_seqlens": torch.tensor([0, 2, 3])}
@@ -98,6 +99,8 @@ def samples_of(item: Any) -> list[Mapping[str, Any]]:
     for one in items:
         if not isinstance(one, Mapping):
             raise FieldShapeError(f"the data iterator yielded a {type(one).__name__}, not samples (mappings) or lists of them")
+        if "tokens" not in one and "input_ids" not in one:
+            raise MissingFieldError(f"a sample needs 'tokens' (Megatron-Core's keys) or 'input_ids', it has {sorted(one)}")
         samples += _segments(one) if "tokens" in one and "cu_seqlens" in one else [one]
     return samples
 

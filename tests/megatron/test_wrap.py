@@ -196,7 +196,7 @@ BAD = [
     (ValueError, "on_exhausted", {}, {"settings": SchedulerConfig(max_tokens=8, samples_per_step=1, on_exhausted="stop")}),
     (FieldMismatchError, "num_microbatches=3", {}, {"uneven": True}),
     (OversizeSampleError, "200", {}, {"length": 200}),
-    (MissingFieldError, "labels", {}, {"drop": "labels"}),
+    *((MissingFieldError, f"needs '{name}'", {}, {"drop": name}) for name in ("tokens", "labels", "original_seq_len")),
     (EvenpackError, "str", {}, {"odd": "text"}),
 ]
 
