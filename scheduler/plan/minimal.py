@@ -7,13 +7,16 @@ import numpy.typing as npt
 
 from . import bounds, kernels
 from .bins import Bins
-from .free import LARGE, TRIES, fill_costly, fit, usual_rate
+from .free import LARGE, TRIES, fill_costly, fit, free_microbatch, usual_rate
+from .homeward import bring_home, moved, packs_to_homes
 from .problem import Problem
-from .refine import PATIENCE, ROUNDS, column_goals, even_packs_of_ranks, even_ranks, exchange
+from .refine import PATIENCE, ROUNDS, column_goals, even_columns, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
 
 #: A plan that moves at most so many times the bytes that it must is not worth another try.
 FEW_BYTES = 2.5
+#: Times that costs are evened out without regard to bytes, and samples brought home again.
+EVEN_PASSES = 3
 #: Partners among which a pack chooses the cheapest exchange.
 CHOICES = 16
 #: Times that the packs of a rank are ordered and evened out, then those of an index.
@@ -146,17 +149,48 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
     """
     limit = loosened(problem, bound)
     best, least = None, (0, 0)
+
+    def merit(bins: Bins) -> tuple[int, int]:
+        return max(_sum_of_largest(problem, bins), almost(problem, limit)), moved(problem, bins)
+
     for every in (True,) if len(problem.size) > LARGE else (False, True):
         bins = _build(problem, count, reserve, limit, every)
         if bins is None:
             continue
-        value = _sum_of_largest(problem, bins)
-        merit = max(value, almost(problem, limit)), int(problem.nbytes[bins.bin_of // count != problem.home].sum())
-        if best is None or merit < least:
-            best, least = bins, merit
-        if value <= limit and least[1] <= FEW_BYTES * bounds.moved_bytes(problem, limit, count):
-            break
+        this = merit(bins)
+        if best is None or this < least:
+            best, least = bins, this
+        if least[0] <= almost(problem, limit) and least[1] <= FEW_BYTES * bounds.moved_bytes(problem, limit, count):
+            return best
+    if best is not None and problem.allowed is None and len(problem.size) <= LARGE:
+        _even_and_return(problem, best, limit)
     return best
+
+
+def _even_and_return(problem: Problem, bins: Bins, limit: int) -> None:
+    """Bring home what can be exchanged for its like; where costs are still uneven, exchange for any bytes in between."""
+    bring_home(problem, bins, limit)
+    before = _sum_of_largest(problem, bins)
+    for _ in range(EVEN_PASSES):
+        if before <= limit:
+            break
+        even_columns(problem, bins, across=False)
+        even_columns(problem, bins, across=True)
+        _order_at_home(problem, bins)
+        bring_home(problem, bins, limit)
+        value = _sum_of_largest(problem, bins)
+        if before - value < (before - limit) // WORTHWHILE:
+            break
+        before = value
+
+
+def homeward_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
+    """A plan that ignores homes, brought home where that is free: where packs of a few samples each leave little choice."""
+    bins = free_microbatch(problem, count, reserve, bound)
+    if bins is not None:
+        packs_to_homes(problem, bins)
+        bring_home(problem, bins, loosened(problem, bound))
+    return bins
 
 
 def _sum_of_largest(problem: Problem, bins: Bins) -> int:

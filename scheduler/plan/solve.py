@@ -1,5 +1,6 @@
 """Choose the number of micro-batches, and fall back where the first way does not fit."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -10,7 +11,7 @@ from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
 from .free import LARGE, NEAR, fit, free_microbatch, free_step
-from .minimal import almost, loosened, minimal_microbatch, minimal_step
+from .minimal import almost, homeward_microbatch, loosened, minimal_microbatch, minimal_step
 from .problem import Problem
 
 #: The same for large steps, where another number costs more time than it saves.
@@ -19,8 +20,14 @@ NEAR_WHEN_LARGE = 0.01
 FEW_BYTES = 1.4
 #: Most numbers of micro-batches that are solved in full once one was found to work.
 MORE = 4
+#: A plan that misses the limit by more than this part of the tolerance is worth giving up homes for, and the numbers of
+#: micro-batches tried then.
+FAR, HOMEWARD = 0.4, 3
 #: Up to so many samples times counts, a pipeline's search tries every number of micro-batches.
 SMALL_SEARCH = 20_000
+
+
+Builder = Callable[[Problem, int, bool, int], Bins | None]
 
 
 def solve(problem: Problem, bound: int) -> Assignment:
@@ -54,6 +61,12 @@ def solve(problem: Problem, bound: int) -> Assignment:
             break
         best = _better(merit, best, attempt(problem, count, bound))
         tried += best is not None
+    if _needs_other_homes(problem, best, bound):
+        # Homes ask for more room in the packs than a plan that ignores them.
+        first = 0 if best is None else best.num_microbatches - HOMEWARD * config.microbatch_multiple
+        counts = itertools.dropwhile(lambda count: count < first, _counts(problem))
+        for count in itertools.islice(counts, HOMEWARD):
+            best = _better(merit, best, attempt(problem, count, bound, homeward_microbatch))
     if best is None:
         raise InfeasiblePlanError(
             f"no number of micro-batches holds {len(problem.size)} samples on {problem.num_ranks} ranks with capacity "
@@ -61,6 +74,17 @@ def solve(problem: Problem, bound: int) -> Assignment:
             f"(padded tokens by bit flags: {problem.dummy_size.tolist()})"
         )
     return best
+
+
+def _needs_other_homes(problem: Problem, best: Assignment | None, bound: int) -> bool:
+    """Whether samples that stay home as they are leave a plan too far from the tolerance."""
+    config = problem.config
+    if config.movement == "free" or config.sync == "step" or problem.allowed is not None or len(problem.size) > LARGE:
+        return False
+    limit = loosened(problem, bound)
+    return best is None or best.value - config.microbatch_cost * best.num_microbatches > limit + int(
+        limit * config.tolerance * FAR
+    )
 
 
 def _better(
@@ -149,10 +173,10 @@ def _drop(problem: Problem, bound: int, count: int) -> Assignment | None:
     return None
 
 
-def attempt(problem: Problem, count: int, bound: int) -> Assignment | None:
-    """A plan with `count` micro-batches, or None where none was found."""
+def attempt(problem: Problem, count: int, bound: int, build: Builder | None = None) -> Assignment | None:
+    """A plan with `count` micro-batches, made by `build` (by the settings), or None where none was found."""
     step, free = problem.config.sync == "step", problem.config.movement == "free" and problem.allowed is None
-    build = (free_step if step else free_microbatch) if free else minimal_step if step else minimal_microbatch
+    build = build or ((free_step if step else free_microbatch) if free else minimal_step if step else minimal_microbatch)
     flags = problem.trained if step else problem.modalities
     for reserve in (False, True) if flags else (False,):
         bins = build(problem, count, reserve, bound)
