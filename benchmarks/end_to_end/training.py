@@ -130,9 +130,6 @@ def train(
         seconds = _now(device) - started
     dist.all_reduce(counted)
     dist.all_reduce(used, dist.ReduceOp.MAX)
-    peak = (
-        torch.cuda.max_memory_allocated() if device.type == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    )
     return Outcome(
         seconds=seconds,
         cpu_seconds=float(used[WARM_STEPS:].sum()),
