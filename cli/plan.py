@@ -108,6 +108,12 @@ def check(arguments: argparse.Namespace) -> None:
         )
     if (arguments.lengths is None) == (arguments.workload is None):
         raise ValueError("give either a file of lengths or a workload, for example workload:sft")
+    if arguments.html is not None:
+        from .page import check_libraries
+
+        check_libraries()
+        if not arguments.html.parent.is_dir():
+            raise ValueError(f"--html: no folder {arguments.html.parent}")
 
 
 def read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:

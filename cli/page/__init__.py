@@ -4,6 +4,6 @@
 """
 
 from .data import Curve, DrawnStep, PageData, RunView, Table
-from .write import write_page
+from .write import check_libraries, write_page
 
-__all__ = ["Curve", "DrawnStep", "PageData", "RunView", "Table", "write_page"]
+__all__ = ["Curve", "DrawnStep", "PageData", "RunView", "Table", "check_libraries", "write_page"]

@@ -173,7 +173,7 @@ def _views(drawn: DrawnStep, found: Segments, moved: npt.NDArray[np.bool_]) -> d
         "pad": {"t": 0, "b": 2, "r": 0},
         "buttons": [
             button("time", "time", found.time, "time, in mean loads of a rank"),
-            button("tokens", "tokens", found.tokens, "padded tokens; a line at the end of each pack's room"),
+            button("tokens", "tokens", found.tokens, "padded tokens"),
         ],
     }
 
@@ -198,8 +198,9 @@ def _note(drawn: DrawnStep, ranks: Ints) -> str:
         if len(ranks) == plan.num_ranks
         else f"{len(ranks)} of {plan.num_ranks} ranks, from the most to the least loaded,"
     )
-    wait = "Dotted: the mean load." if drawn.config.sync == "step" else "Dotted: where all ranks wait for the slowest."
+    line = "the mean load" if drawn.config.sync == "step" else "where all ranks wait for the slowest"
     return (
         f"{which} with {plan.num_microbatches} pack{'s' if plan.num_microbatches > 1 else ''} in alternating shades; "
-        f"a bar is a sample, hover or tap for it. {wait}"
+        f"a bar is a sample, hover or tap for it. "
+        f"Dotted: {line}; by tokens, the end of each pack's room."
     )

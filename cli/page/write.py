@@ -33,18 +33,28 @@ def write_page(path: str | Path, data: PageData) -> None:
     Path(path).write_text(render(data), encoding="utf-8")
 
 
+def check_libraries() -> None:
+    """Raise `ValueError` unless what a page needs is installed: better before long work than after it."""
+    try:
+        import jinja2
+        import plotly.io
+        import plotly.offline
+    except ImportError as error:
+        raise ValueError(f"an HTML page needs {error.name}: pip install 'evenpack[report]'") from None
+    assert jinja2 and plotly
+
+
 def render(data: PageData) -> str:
     """Return the page's text.
 
     Raises:
         ValueError: the `report` extra is not installed.
     """
-    try:
-        import jinja2
-        from plotly.io import to_html
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ValueError(f"an HTML page needs {error.name}: pip install 'evenpack[report]'") from None
+    check_libraries()
+    import jinja2
+    from plotly.io import to_html
+    from plotly.offline import get_plotlyjs
+
     from .figures import run_figures
 
     environment = jinja2.Environment(
