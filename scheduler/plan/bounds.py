@@ -5,7 +5,7 @@ All bounds hold for every plan that meets the constraints, whatever capacity, ph
 
 import numpy as np
 
-from . import kernels
+from . import kernels, tally
 from .problem import Problem
 from .table import Ints
 
@@ -26,21 +26,13 @@ def fewest_bins(size: Ints, capacity: int, limit: int = 2**31) -> int:
     count = len(size)
     if count == 0:
         return 0
-    ordered = size if (size[1:] >= size[:-1]).all() else np.sort(size)
-    sums = np.concatenate([[0], np.cumsum(ordered)])
-    half = int(np.searchsorted(ordered, capacity // 2, "right"))
-    thresholds = np.concatenate([[0], ordered[:half]])
-    first = np.searchsorted(ordered, thresholds, "left")
-    alone = np.maximum(np.searchsorted(ordered, capacity - thresholds, "right"), half)
-    medium_room = (alone - half) * capacity - (sums[alone] - sums[half])
-    small = sums[half] - sums[first]
-    extra = np.maximum(-(-(small - medium_room) // max(capacity, 1)), 0)
-    return max(int((count - half + extra).max()), -(-count // limit), 1)
+    ordered = np.ascontiguousarray(size) if (size[1:] >= size[:-1]).all() else np.sort(size)
+    return max(int(tally.most_packs(ordered, capacity)), -(-count // limit), 1)
 
 
 def fewest_microbatches(problem: Problem) -> int:
     """Micro-batches that any plan needs at least, before `microbatch_multiple`."""
-    return max(-(-fewest_bins(problem.size[problem.by_size[::-1]], problem.capacity, problem.limit) // problem.num_ranks), 1)
+    return max(-(-fewest_bins(problem.sizes, problem.capacity, problem.limit) // problem.num_ranks), 1)
 
 
 def makespan(ordered: Ints, num_ranks: int) -> int:
@@ -79,14 +71,7 @@ def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
     The samples of weight t or more fill at least K(t) micro-batches by tokens, by number and since no two above half the
     capacity share a pack; so the K(t)-th costliest micro-batch costs at least t.
     """
-    size = problem.size[order]
-    capacity, ranks = problem.capacity, problem.num_ranks
-    packs = np.maximum(-(-np.cumsum(size) // capacity), np.cumsum(2 * size > capacity))
-    packs = np.maximum(packs, -(-np.arange(1, len(size) + 1) // problem.limit))
-    steps = -(-packs // ranks)
-    # The first sample at which the count reaches m carries the bound of micro-batch m.
-    first = np.searchsorted(steps, np.arange(1, int(steps[-1]) + 1), "left")
-    found: Ints = weight[order][first]
+    found: Ints = tally.stairs(weight, problem.size, order, problem.num_ranks, problem.capacity, problem.limit)
     return found
 
 
@@ -96,27 +81,24 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     Any k micro-batches hold k R C tokens, so at most the work V(k R C) of a fractional knapsack; the others share the rest
     evenly at best. The k costliest cost at least the first k stairs.
     """
-    weight = problem.cost[:, phase]
+    weight = np.ascontiguousarray(problem.cost[:, phase])
     if len(weight) == 0 or not weight.any():
         return 0
     stairs = staircase(weight, problem, problem.by_cost[phase])
-    dense = problem.by_density[phase]
-    sizes = np.concatenate([[0], np.cumsum(problem.size[dense])])
-    works = np.concatenate([[0], np.cumsum(weight[dense])])
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
-    whole = np.minimum(np.searchsorted(sizes, room, "right") - 1, len(weight) - 1)
-    part = np.minimum(room - sizes[whole], problem.size[dense][whole])
+    density = weight / problem.size
     # One unit above the product covers its rounding: the knapsack's value must never be too small.
-    value = works[whole] + np.ceil(part * (weight[dense][whole] / problem.size[dense][whole])).astype(np.int64) + 1
-    rest = np.maximum(works[-1] - value, 0)
-    rest[0] = works[-1]
+    value = tally.knapsacks(weight, problem.size, density, density.view(np.int64), room)
+    total = int(weight.sum())
+    rest = np.maximum(total - value, 0)
+    rest[0] = total
     sums = np.concatenate([[0], np.cumsum(stairs)])
     return max(int((sums - (-rest // problem.num_ranks)).max()), makespan(weight[problem.by_cost[phase]], problem.num_ranks))
 
 
 def objective(problem: Problem) -> int:
     """Lower bound of the objective without `microbatch_cost` and pipeline term, whatever the number of micro-batches."""
-    whole = makespan(problem.weight[problem.by_weight], problem.num_ranks)
+    whole = makespan(problem.weights, problem.num_ranks)
     if problem.config.sync == "step":
         return whole
     if problem.num_phases == 1:
@@ -152,9 +134,12 @@ def moved_bytes(problem: Problem, limit: int, count: int) -> int:
     per byte go first; the larger of the two counts.
     """
     ranks = problem.num_ranks
-    load = np.bincount(problem.home, problem.weight, minlength=ranks).astype(np.int64)
-    tokens = np.bincount(problem.home, problem.size, minlength=ranks).astype(np.int64)
+    load = tally.sums(problem.home, problem.weight, ranks)
+    tokens = tally.sums(problem.home, problem.size, ranks)
+    surplus = load - limit, tokens - count * problem.capacity
+    if max(each.max() for each in surplus) <= 0:
+        return 0
     by_home, starts = kernels.group(problem.home, ranks)
-    cost_bytes = kernels.surplus_bytes(by_home, starts, problem.weight, problem.nbytes, load - limit)
-    token_bytes = kernels.surplus_bytes(by_home, starts, problem.size, problem.nbytes, tokens - count * problem.capacity)
+    cost_bytes = kernels.surplus_bytes(by_home, starts, problem.weight, problem.nbytes, surplus[0])
+    token_bytes = kernels.surplus_bytes(by_home, starts, problem.size, problem.nbytes, surplus[1])
     return int(np.maximum(cost_bytes, token_bytes).sum())

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from . import bounds, kernels, media
+from . import bounds, kernels, media, tally
 from .finish import Assignment, evaluate
 from .minimal import loosened
 from .problem import Problem
 from .result import StepPlan
-from .table import Ints, SampleTable
-
-#: Up to so many ranks, pairs are marked in a table of all pairs (16 MiB): faster than sorting.
-MOST_FOR_BITMAP = 4096
+from .table import Ints, SampleTable, as_ints
 
 
 def _code_version() -> str:
@@ -30,48 +27,43 @@ CODE_VERSION = _code_version()
 def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int) -> StepPlan:
     """Complete the plan of an assignment; `bound` is `bounds.objective(problem)`."""
     ranks, count = problem.num_ranks, found.num_microbatches
-    rank, microbatch = np.full(len(table), -1, np.int64), np.full(len(table), -1, np.int64)
-    rank[problem.kept], microbatch[problem.kept] = found.rank, found.microbatch
-    placed = np.flatnonzero(rank >= 0)
-    packs = rank[placed] * count + microbatch[placed]
-
-    def sums(values: Ints) -> Ints:
-        """Exact: every sum stays below 2**53."""
-        return np.bincount(packs, values, minlength=ranks * count).astype(np.int64).reshape(ranks, count)
-
-    cost_table = table.cost if table.cost.ndim == 2 else table.cost[:, None]
-    counts = sums(np.ones(len(placed), np.int64))
-    dummies = found.dummies
+    packs = np.where(found.rank < 0, -1, found.rank * count + found.microbatch)
+    costs, sizes, counts, _ = tally.pack_sums(packs, problem.size, problem.cost, problem.media, ranks * count)
+    counts, dummies = counts.reshape(ranks, count), found.dummies
     media.check_known(problem, dummies)
-    padded, _ = media.occupied(problem, sums(table.padded[placed]), counts, dummies)
-    cost = np.stack([sums(cost_table[placed, k]) for k in range(problem.num_phases)], axis=2)
-    cost += problem.dummy_cost[dummies]
+    padded, _ = media.occupied(problem, sizes.reshape(ranks, count), counts, dummies)
+    cost = costs.reshape(ranks, count, -1) + problem.dummy_cost[dummies]
     value, imbalance = evaluate(problem, cost)
     assert value == found.value, "the plan is not what the solver meant"
-    if len(placed) < len(problem.kept):
+    rank, microbatch = (_spread(values, problem.kept, len(table)) for values in (found.rank, found.microbatch))
+    real, whole = as_ints(table.tokens, copy=False), len(problem.kept) == len(table)
+    tokens = tally.sums(packs, real if whole else real[problem.kept], ranks * count).reshape(ranks, count)
+    digest = _digest(packs, problem.kept, len(table), dummies)
+    num_pairs, moved_bytes = tally.moves(problem.home, found.rank, problem.nbytes, ranks)
+    order, starts = kernels.group(packs + 1, ranks * count + 1)  # what is left over comes first
+    order, starts = (order if whole else problem.kept[order])[starts[1] :], starts[1:] - starts[1]
+    if len(order) < len(problem.kept):
         problem = problem.subset(found.rank >= 0)
         bound = bounds.objective(problem)
     lower_bound, limit = _certify(problem, found, bound)
-    moved = placed[rank[placed] != table.home[placed]]
-    order, starts = kernels.group(packs, ranks * count)
     plan = StepPlan(
         rank=rank,
         microbatch=microbatch,
         num_microbatches=count,
-        tokens=sums(table.tokens[placed]),
+        tokens=tokens,
         padded=padded,
         cost=cost,
         value=value,
         lower_bound=lower_bound,
         gap=value / lower_bound - 1 if lower_bound else float(value > 0),
         imbalance=imbalance,
-        moved_bytes=int(table.nbytes[moved].sum()),
+        moved_bytes=int(moved_bytes),
         moved_bytes_lower_bound=bounds.moved_bytes(problem, limit, count),
-        num_pairs=_count_pairs(table.home[moved], rank[moved], ranks),
+        num_pairs=int(num_pairs),
         dummy_media=dummies,
         is_dummy=counts == 0,
-        digest=_digest(rank, microbatch, dummies),
-        _order=placed[order],
+        digest=digest,
+        _order=order,
         _starts=starts,
     )
     for name in ("rank", "microbatch", "tokens", "padded", "cost", "dummy_media", "is_dummy", "_order", "_starts"):
@@ -79,14 +71,13 @@ def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int
     return plan
 
 
-def _count_pairs(source: Ints, target: Ints, num_ranks: int) -> int:
-    """Number of different (source, target)."""
-    keys = source * num_ranks + target
-    if num_ranks > MOST_FOR_BITMAP:
-        return len(np.unique(keys))
-    seen = np.zeros(num_ranks * num_ranks, np.bool_)
-    seen[keys] = True
-    return int(np.count_nonzero(seen))
+def _spread(values: Ints, kept: Ints, count: int) -> Ints:
+    """Values of the samples that were planned, -1 for those that were dropped before."""
+    if len(kept) == count:
+        return values
+    out = np.full(count, -1, np.int64)
+    out[kept] = values
+    return out
 
 
 def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]:
@@ -105,9 +96,9 @@ def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]
     return lower_bound, limit
 
 
-def _digest(rank: Ints, microbatch: Ints, dummies: Ints) -> bytes:
+def _digest(packs: Ints, kept: Ints, count: int, dummies: Ints) -> bytes:
     digest = hashlib.blake2b(CODE_VERSION.encode(), digest_size=8)
-    digest.update(np.array([len(rank), *dummies.shape], "<i8").tobytes())
-    for array in (rank, microbatch, dummies):
-        digest.update(array.astype("<i4").tobytes())
+    digest.update(np.array([count, *dummies.shape], "<i8").tobytes())
+    for array in (_spread(packs, kept, count), dummies):
+        digest.update(np.ascontiguousarray(array, "<i4").tobytes())
     return digest.digest()

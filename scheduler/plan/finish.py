@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from . import media
+from . import media, tally
 from .bins import Bins
 from .problem import Problem
 from .table import Ints
@@ -44,40 +44,55 @@ def finish(problem: Problem, bins: Bins) -> Assignment | None:
     The packs of a rank can be renumbered at will at step sync; at micro-batch sync packs of like cost share an index, and
     where that needs dummies, an order that puts packs with the same media together is tried as well.
     """
-    shape = (problem.num_ranks, bins.count)
-    load = bins.loads(problem)
-    flags = media.carried(problem, bins.bin_of, len(bins.room)).reshape(shape)
+    sums = pack_sums(problem, bins)
     if problem.config.sync == "step":
-        order = _step_order(problem, bins, load.sum(axis=1).reshape(shape), flags)
-        return None if order is None else _assign(problem, bins, load, flags, order)
+        order = _step_order(problem, sums)
+        return None if order is None else _assign(problem, bins, sums, order)
     same = np.tile(np.arange(bins.count), (problem.num_ranks, 1))
-    found = _assign(problem, bins, load, flags, same)
+    found = _assign(problem, bins, sums, same)
     if found is None or found.dummies.any():
-        by_media = np.lexsort((-load.sum(axis=1).reshape(shape), -flags), axis=1)
-        other = _assign(problem, bins, load, flags, by_media)
+        by_media = np.lexsort((-sums.cost.sum(axis=2), -sums.media), axis=1)
+        other = _assign(problem, bins, sums, by_media)
         if other is not None and (found is None or other.merit < found.merit):
             return other
     return found
 
 
-def pack_sums(problem: Problem, bins: Bins) -> tuple[Ints, Ints]:
-    """`[R, M]` padded tokens and number of samples of each pack."""
-    shape = (problem.num_ranks, bins.count)
-    where = np.where(bins.bin_of < 0, len(bins.room), bins.bin_of)
-    sizes = np.bincount(where, problem.size, len(bins.room) + 1)[:-1].astype(np.int64)
-    return sizes.reshape(shape), np.bincount(where, minlength=len(bins.room) + 1)[:-1].reshape(shape)
+class PackSums(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What packs hold: `[R, M, K]` costs, and `[R, M]` padded tokens, samples, and bit flags of the media."""
+
+    cost: Ints
+    size: Ints
+    count: Ints
+    media: Ints
 
 
-def _step_order(problem: Problem, bins: Bins, load: Ints, flags: Ints) -> Ints | None:
+def pack_sums(problem: Problem, bins: Bins) -> PackSums:
+    """Sum up every pack."""
+    ranks = problem.num_ranks
+    return PackSums(
+        **{
+            name: values.reshape(ranks, bins.count, *values.shape[1:])
+            for name, values in zip(
+                PackSums.__struct_fields__,
+                tally.pack_sums(bins.bin_of, problem.size, problem.cost, problem.media, len(bins.room)),
+                strict=True,
+            )
+        }
+    )
+
+
+def _step_order(problem: Problem, sums: PackSums) -> Ints | None:
     """`[R, M]` old index at each new one: by cost, but last a pack that holds, or has room for, all trained media."""
+    load = sums.cost.sum(axis=2)
     ranks, count = load.shape
     order = np.argsort(-load, axis=1, kind="stable")
     if problem.config.order == "small_ends":
         order = order[:, small_ends(count)]
     if not problem.trained:
         return order
-    missing = problem.trained & ~flags
-    broken = media.overfull(problem, *pack_sums(problem, bins), missing)
+    missing = problem.trained & ~sums.media
+    broken = media.overfull(problem, sums.size, sums.count, missing)
     if broken.all(axis=1).any():
         return None
     # The lightest of those that need the fewest dummies.
@@ -98,24 +113,23 @@ def small_ends(count: int) -> Ints:
     return np.concatenate([positions[::2][::-1], positions[1::2]])
 
 
-def _assign(problem: Problem, bins: Bins, load: Ints, flags: Ints, order: Ints) -> Assignment | None:
+def _assign(problem: Problem, bins: Bins, sums: PackSums, order: Ints) -> Assignment | None:
     """As `assign`; None where a dummy does not fit."""
-    sizes, counts = (np.take_along_axis(array, order, axis=1) for array in pack_sums(problem, bins))
-    dummies = media.needed(problem, np.take_along_axis(flags, order, axis=1))
-    if media.overfull(problem, sizes, counts, dummies).any():
+    sizes, counts, flags = (np.take_along_axis(array, order, axis=1) for array in (sums.size, sums.count, sums.media))
+    if media.overfull(problem, sizes, counts, media.needed(problem, flags)).any():
         return None
-    return assign(problem, bins, load, flags, order, sort=problem.config.sync == "microbatch")
+    return assign(problem, bins, sums, order, sort=problem.config.sync == "microbatch")
 
 
-def assign(problem: Problem, bins: Bins, load: Ints, flags: Ints, order: Ints, *, sort: bool) -> Assignment:
+def assign(problem: Problem, bins: Bins, sums: PackSums, order: Ints, *, sort: bool) -> Assignment:
     """Put pack `order[r, m]` of rank r at micro-batch m; with `sort`, reorder micro-batches by their cost.
 
     Args:
-        load: `[B, K]` cost of the packs; flags: `[R, M]` media that they carry; both in the bins' own numbering.
+        sums: of the packs, in the bins' own numbering.
     """
     ranks, count = order.shape
-    dummies = media.needed(problem, np.take_along_axis(flags, order, axis=1))
-    cost = np.take_along_axis(load.reshape(ranks, count, -1), order[:, :, None], axis=1)
+    dummies = media.needed(problem, np.take_along_axis(sums.media, order, axis=1))
+    cost = np.take_along_axis(sums.cost, order[:, :, None], axis=1)
     cost = cost + problem.dummy_cost[dummies]
     if sort:
         columns = np.argsort(-cost.max(axis=0).sum(axis=1), kind="stable")
@@ -124,10 +138,10 @@ def assign(problem: Problem, bins: Bins, load: Ints, flags: Ints, order: Ints, *
         order, dummies, cost = order[:, columns], dummies[:, columns], cost[:, columns]
     new = np.empty_like(order)
     np.put_along_axis(new, order, np.arange(count)[None, :].repeat(ranks, 0), axis=1)
-    placed = bins.bin_of >= 0
+    # A sample without a bin, -1, finds the -1 at the end.
     return Assignment(
-        rank=np.where(placed, bins.bin_of // count, -1),
-        microbatch=np.where(placed, new.reshape(-1)[bins.bin_of], -1),
+        rank=np.append(np.repeat(np.arange(ranks), count), -1)[bins.bin_of],
+        microbatch=np.append(new, -1)[bins.bin_of],
         num_microbatches=count,
         dummies=dummies,
         value=evaluate(problem, cost)[0],

@@ -51,16 +51,15 @@ def plan_fixed(
     problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=None, peers=None)
     bins = Bins.empty(problem, count, False)
     bins.bin_of[:] = rank[problem.kept] * count + microbatch[problem.kept]
-    flags = media.carried(problem, bins.bin_of, len(bins.room)).reshape(num_ranks, count)
+    sums = pack_sums(problem, bins)
     if enforce:
-        sums, counts = pack_sums(problem, bins)
-        dummies = media.needed(problem, flags)
-        for r, m in np.argwhere(media.overfull(problem, sums, counts, dummies))[:1]:
-            padded, segments = media.occupied(problem, sums, counts, dummies)
+        dummies = media.needed(problem, sums.media)
+        for r, m in np.argwhere(media.overfull(problem, sums.size, sums.count, dummies))[:1]:
+            padded, segments = media.occupied(problem, sums.size, sums.count, dummies)
             raise InfeasiblePlanError(
                 f"rank {r}, micro-batch {m} holds {padded[r, m]} padded tokens in {segments[r, m]} segments, dummies "
                 f"counted: above the capacity of {problem.capacity} or max_segments={config.max_segments}"
             )
     same = np.tile(np.arange(count), (num_ranks, 1))
-    found = assign(problem, bins, bins.loads(problem), flags, same, sort=False)
+    found = assign(problem, bins, sums, same, sort=False)
     return describe(table, problem, found, bounds.objective(problem))

@@ -9,14 +9,6 @@ from .problem import Problem
 from .table import Ints
 
 
-def carried(problem: Problem, bin_of: Ints, num_bins: int) -> Ints:
-    """`[B]` bit flags of the media that the samples bring to each bin."""
-    flags = np.zeros(num_bins, np.int64)
-    for bit in MEDIA_BITS.values():
-        flags[bin_of[(problem.media & bit > 0) & (bin_of >= 0)]] |= bit
-    return flags
-
-
 def needed(problem: Problem, flags: Ints) -> Ints:
     """`[R, M]` bit flags of the dummies that packs with these media need.
 

@@ -63,6 +63,16 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return self.allowed if self.allowed is not None else np.zeros((0, 0), np.bool_)
 
     @cached_property
+    def sizes(self) -> Ints:
+        """`[N]` padded tokens, ascending."""
+        return np.sort(self.size)
+
+    @cached_property
+    def weights(self) -> Ints:
+        """`[N]` costs over all phases, heaviest first."""
+        return np.sort(self.weight)[::-1]
+
+    @cached_property
     def by_weight(self) -> Ints:
         """`[N]` samples by their cost over all phases, heaviest first."""
         return descending(self.weight)
@@ -158,16 +168,20 @@ def build_problem(
         if total >= LIMIT:
             raise PlanError(f"the {what} add up to {total}, above the limit of {LIMIT}: use a coarser unit")
     kept = _within_capacity(columns["padded"], capacity, config)
+    if len(kept) < len(table):
+        columns = {name: column[kept] for name, column in columns.items()}
+    cost = columns["cost"]
     dummy_size, dummy_cost, known = _dummies(config, align, cost.shape[1])
     return Problem(
         config=config,
         kept=kept,
-        size=columns["padded"][kept],
-        cost=np.ascontiguousarray(cost[kept]),
-        weight=cost[kept].sum(axis=1),
-        nbytes=columns["nbytes"][kept],
-        home=columns["home"][kept],
-        media=columns["media"][kept],
+        size=columns["padded"],
+        cost=cost,
+        # With one phase a copy costs a tenth of a sum over an axis of length one.
+        weight=cost[:, 0].copy() if cost.shape[1] == 1 else cost.sum(axis=1),
+        nbytes=columns["nbytes"],
+        home=columns["home"],
+        media=columns["media"],
         num_ranks=num_ranks,
         capacity=capacity,
         limit=_segment_limit(config.max_segments, pack_align > align),
@@ -206,7 +220,7 @@ def _columns(table: SampleTable) -> dict[str, Ints]:
     columns = {}
     for name in SampleTable.__struct_fields__:
         try:
-            columns[name] = as_ints(getattr(table, name))
+            columns[name] = as_ints(getattr(table, name), copy=False)
         except ValueError as error:
             raise PlanError(f"column {name!r} of the table: {error}") from None
     count = len(columns["tokens"])
@@ -219,18 +233,26 @@ def _columns(table: SampleTable) -> dict[str, Ints]:
 
 
 def _check_table(columns: dict[str, Ints], num_ranks: int, align: int) -> None:
+    def outside(name: str, low: int, above: int | None = None) -> npt.NDArray[np.bool_] | None:
+        """Rows below `low` or from `above` on; None where there are none, which two passes without a mask tell."""
+        column = columns[name]
+        if not column.size or (column.min() >= low and (above is None or column.max() < above)):
+            return None
+        broken: npt.NDArray[np.bool_] = column < low if above is None else (column < low) | (column >= above)
+        return broken.any(axis=1) if column.ndim == 2 else broken
+
     checks = [
-        ("tokens", columns["tokens"] < 1, "at least 1"),
+        ("tokens", outside("tokens", 1), "at least 1"),
         ("padded", columns["padded"] < columns["tokens"], "at least the sample's tokens"),
-        ("padded", columns["padded"] % align != 0, f"a multiple of align={align}"),
-        ("nbytes", columns["nbytes"] < 0, "at least 0"),
-        ("home", (columns["home"] < 0) | (columns["home"] >= num_ranks), f"a rank from 0 to {num_ranks - 1}"),
-        ("media", (columns["media"] < 0) | (columns["media"] >= NUM_SETS), f"bit flags below {NUM_SETS}"),
-        ("loss_tokens", columns["loss_tokens"] < 0, "at least 0"),
-        ("cost", (columns["cost"] < 0).any(axis=1), "at least 0"),
+        ("padded", columns["padded"] % align != 0 if align > 1 else None, f"a multiple of align={align}"),
+        ("nbytes", outside("nbytes", 0), "at least 0"),
+        ("home", outside("home", 0, num_ranks), f"a rank from 0 to {num_ranks - 1}"),
+        ("media", outside("media", 0, NUM_SETS), f"bit flags below {NUM_SETS}"),
+        ("loss_tokens", outside("loss_tokens", 0), "at least 0"),
+        ("cost", outside("cost", 0), "at least 0"),
     ]
     for name, broken, rule in checks:
-        if broken.any():
+        if broken is not None and broken.any():
             row = int(np.argmax(broken))
             raise PlanError(f"sample {row}: {name} must be {rule}, got {columns[name][row].tolist()}")
 
@@ -246,7 +268,9 @@ def _exact_sum(values: Ints) -> int:
 
 def _within_capacity(padded: Ints, capacity: int, config: PlanConfig) -> Ints:
     above = padded > capacity
-    if above.any() and config.oversize != "drop":
+    if not above.any():
+        return np.arange(len(padded))
+    if config.oversize != "drop":
         row = int(np.argmax(above))
         hint = " after truncation" if config.oversize == "truncate" else ""
         raise OversizeSampleError(

@@ -87,15 +87,20 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in cls.__struct_fields__})
 
 
-def as_ints(values: Any) -> Ints:
+def as_ints(values: Any, *, copy: bool = True) -> Ints:
     """Convert to int64 and refuse what int64 would change (fractions, NaN).
+
+    Args:
+        values: anything that numpy takes for an array.
+        copy: False gives the array itself where it is what kernels are compiled for: int64, contiguous, writable.
 
     Raises:
         ValueError: a value that is not an integer.
     """
     array = np.asarray(values)
+    copy = copy or not (array.flags.c_contiguous and array.flags.writeable)
     if array.size == 0:
-        return array.astype(np.int64)
+        return array.astype(np.int64, copy=copy)
     if array.dtype.kind == "f":
         broken = np.flatnonzero(~np.isfinite(array.ravel()) | (array.ravel() != np.floor(array.ravel())))
         if len(broken):
@@ -104,4 +109,4 @@ def as_ints(values: Any) -> Ints:
         raise ValueError(f"the planner takes integers, got an array of {array.dtype}")
     if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"the planner takes int64, got {array.max()}, above {np.iinfo(np.int64).max}")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=copy)

@@ -1,0 +1,170 @@
+# mypy: disable-error-code="no-untyped-def, assignment"
+"""Compiled passes over all samples that bounds, checks and sums need: each is one loop, and none calls another."""
+
+import numpy as np
+
+from .kernels import _jit
+
+
+@_jit
+def pack_sums(packs, size, cost, media, num_packs):
+    """Sums of each pack; samples with pack -1 count nowhere.
+
+    Args:
+        packs: `[N]` pack of each sample. size, media: `[N]`. cost: `[N, K]`.
+
+    Returns:
+        `[B, K]` costs, `[B]` sizes, `[B]` number of samples, `[B]` bit flags of the media.
+    """
+    costs = np.zeros((num_packs, cost.shape[1]), np.int64)
+    sizes, counts, flags = np.zeros(num_packs, np.int64), np.zeros(num_packs, np.int64), np.zeros(num_packs, np.int64)
+    for index in range(len(packs)):
+        b = packs[index]
+        if b < 0:
+            continue
+        for k in range(cost.shape[1]):
+            costs[b, k] += cost[index, k]
+        sizes[b] += size[index]
+        counts[b] += 1
+        flags[b] |= media[index]
+    return costs, sizes, counts, flags
+
+
+@_jit
+def sums(keys, values, num_keys):
+    """`[num_keys]` sums of `values` by key; keys of -1 count nowhere."""
+    out = np.zeros(num_keys, np.int64)
+    for index in range(len(keys)):
+        if keys[index] >= 0:
+            out[keys[index]] += values[index]
+    return out
+
+
+@_jit
+def moves(source, target, nbytes, num_ranks):
+    """Number of different (source, target) with source != target, and their bytes; -1 in `target` counts nowhere."""
+    starts = np.zeros(num_ranks + 1, np.int64)
+    moved = np.int64(0)
+    for index in range(len(source)):
+        if target[index] >= 0 and target[index] != source[index]:
+            starts[source[index] + 1] += 1
+            moved += nbytes[index]
+    for rank in range(num_ranks):
+        starts[rank + 1] += starts[rank]
+    following = starts[:-1].copy()
+    targets = np.empty(starts[-1], np.int64)
+    for index in range(len(source)):
+        if target[index] >= 0 and target[index] != source[index]:
+            targets[following[source[index]]] = target[index]
+            following[source[index]] += 1
+    seen = np.full(num_ranks, np.int64(-1))
+    pairs = 0
+    for rank in range(num_ranks):
+        for at in range(starts[rank], starts[rank + 1]):
+            if seen[targets[at]] != rank:
+                seen[targets[at]] = rank
+                pairs += 1
+    return pairs, moved
+
+
+@_jit
+def most_packs(ordered, capacity):
+    """Largest, over all thresholds t, of the packs that Martello and Toth's L2 asks for; `ordered` is ascending."""
+    count = len(ordered)
+    half = 0
+    while half < count and ordered[half] <= capacity // 2:
+        half += 1
+    small = np.int64(0)
+    for index in range(half):
+        small += ordered[index]
+    # For threshold 0 nothing stays alone; `alone` and what medium samples take move down as the threshold goes up.
+    alone, taken = count, np.int64(0)
+    for index in range(half, count):
+        taken += ordered[index]
+    most = np.int64(0)
+    for first in range(-1, half):
+        threshold = ordered[first] if first >= 0 else 0
+        if first >= 1 and ordered[first] == ordered[first - 1]:
+            continue
+        while alone > half and ordered[alone - 1] > capacity - threshold:
+            alone -= 1
+            taken -= ordered[alone]
+        rest = small - ((alone - half) * capacity - taken)
+        most = max(most, count - half + max(-(-rest // max(capacity, 1)), 0))
+        if first >= 0:
+            # What is below the next threshold does not count there.
+            at = first
+            while at < half and ordered[at] == threshold:
+                small -= ordered[at]
+                at += 1
+    return most
+
+
+@_jit
+def stairs(weight, size, order, num_ranks, capacity, limit):
+    """`[m]` of `bounds.staircase`: samples in `order`, heaviest first."""
+    out = np.empty(len(order), np.int64)
+    tokens, halves, number = np.int64(0), np.int64(0), np.int64(0)
+    # What `number` micro-batches hold; divisions would take most of the time.
+    most, most_tokens, most_items = np.int64(0), np.int64(0), np.int64(0)
+    for position in range(len(order)):
+        index = order[position]
+        tokens += size[index]
+        halves += 2 * size[index] > capacity
+        while tokens > most_tokens or halves > most or position >= most_items:
+            out[number] = weight[index]
+            number += 1
+            most += num_ranks
+            most_tokens += num_ranks * capacity
+            most_items += num_ranks * limit
+    return out[:number]
+
+
+@_jit
+def knapsacks(weight, size, density, bits, rooms):
+    """`[len(rooms)]` most work that each room can hold, fractions of a sample allowed, rounded up with one to spare.
+
+    Samples go into buckets by density, and only the bucket in which a room ends is sorted.
+
+    Args:
+        weight, size: `[N]`. density: `[N]` float64, weight over size; bits: the same as int64, which orders alike.
+        rooms: tokens, ascending.
+    """
+    shift = 42  # leaves 10 bits of the fraction: buckets a thousandth wide
+    low, high = np.int64(2**62), np.int64(0)
+    for index in range(len(weight)):
+        low, high = min(low, bits[index] >> shift), max(high, bits[index] >> shift)
+    num = high - low + 1
+    tokens, works = np.zeros(num, np.int64), np.zeros(num, np.int64)
+    for index in range(len(weight)):
+        bucket = high - (bits[index] >> shift)
+        tokens[bucket] += size[index]
+        works[bucket] += weight[index]
+    out = np.empty(len(rooms), np.int64)
+    held, work, bucket = np.int64(0), np.int64(0), 0
+    for r in range(len(rooms)):
+        while bucket < num and held + tokens[bucket] <= rooms[r]:
+            held += tokens[bucket]
+            work += works[bucket]
+            bucket += 1
+        out[r] = work + 1
+        if bucket == num:
+            continue
+        members = np.empty(len(weight), np.int64)
+        number = 0
+        for index in range(len(weight)):
+            if high - (bits[index] >> shift) == bucket:
+                members[number] = index
+                number += 1
+        rest = rooms[r] - held
+        keys = np.empty(number, np.float64)
+        for i in range(number):
+            keys[i] = -density[members[i]]
+        for i in np.argsort(keys, kind="mergesort"):
+            index = members[i]
+            if size[index] > rest:
+                out[r] += np.int64(np.ceil(rest * density[index]))
+                break
+            rest -= size[index]
+            out[r] += weight[index]
+    return out
