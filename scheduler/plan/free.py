@@ -15,8 +15,6 @@ TRIES = 64
 PASSES = 3
 #: Exchanges of two samples for two that end a plan at step sync, and ranks tried for each.
 POLISH, PARTNERS = 200, 4
-#: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
-LARGE = 40_000
 #: A plan this near its bound is not worth another way to fill or another number of micro-batches.
 NEAR = 0.001
 #: Capacities tried by the fallback.
@@ -33,14 +31,14 @@ def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> 
         value = _even_out(problem, bins, bound)
         if best is None or value < least:
             best, least = bins, value
-        if least <= bound + int(bound * NEAR) or len(problem.size) > LARGE:
+        if least <= bound + int(bound * NEAR) or problem.is_large:
             break
     return best
 
 
 def _even_out(problem: Problem, bins: Bins, bound: int) -> int:
     """Arrange and exchange until nothing improves; returns the sum of the largest."""
-    for _ in range(1 if len(problem.size) > LARGE else PASSES):
+    for _ in range(1 if problem.is_large else PASSES):
         if problem.num_phases == 1:
             columns_by_load(problem, bins)
         if _sum_of_largest(problem, bins) <= bound + 2 * bound // GOOD_ENOUGH:
@@ -89,9 +87,9 @@ def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins |
 
 
 def _even(problem: Problem, bins: Bins, mean: int) -> None:
-    goal = mean // GOOD_ENOUGH if len(problem.size) > LARGE else 0
+    goal = mean // GOOD_ENOUGH if problem.is_large else 0
     even_ranks(problem, bins, mean, goal=goal)
-    if len(problem.size) <= LARGE:
+    if not problem.is_large:
         load = bins.loads(problem).sum(axis=1).reshape(problem.num_ranks, bins.count).sum(axis=1)
         kernels.polish(load, mean, problem.weight, problem.size, bins.room, bins.bin_of, bins.count, POLISH, PARTNERS)
     if problem.config.pipeline_stages > 1:
@@ -179,13 +177,15 @@ def fill_costly(problem: Problem, bins: Bins, goal: Ints, fill: Callable[..., No
         if not len(rest):
             break
         level = -(-problem.cost[rest].sum(axis=0) // (ranks * (count - index)))
-        over = problem.cost[rest].max(axis=0) / np.maximum(level, 1)
+        floor = problem.floor[index] if problem.floor is not None and index < len(problem.floor) else 0
+        heaviest = np.maximum(problem.cost[rest].max(axis=0), floor)
+        over = heaviest / np.maximum(level, 1)
         phase = int(np.argmax(over))
         if over[phase] <= 1:
             break
         heads = _unplaced(bins, problem.by_cost[phase])[:ranks]
         dense = _unplaced(bins, problem.by_density[phase])
-        goal[:, index] = np.maximum(level, problem.cost[heads].max(axis=0))
+        goal[:, index] = np.maximum(level, np.maximum(problem.cost[heads].max(axis=0), floor))
         fill(problem, bins, goal, heads, dense, phase, index)
         index += 1
     return index

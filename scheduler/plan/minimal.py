@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from . import bounds, kernels
 from .bins import Bins
-from .free import LARGE, TRIES, fill_costly, fit, free_microbatch, usual_rate
+from .free import TRIES, fill_costly, fit, free_microbatch, usual_rate
 from .homeward import bring_home, moved, packs_to_homes
 from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_columns, even_packs_of_ranks, even_ranks, exchange
@@ -153,7 +153,7 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
     def merit(bins: Bins) -> tuple[int, int]:
         return max(_sum_of_largest(problem, bins), almost(problem, limit)), moved(problem, bins)
 
-    for every in (True,) if len(problem.size) > LARGE else (False, True):
+    for every in (True,) if problem.is_large else (False, True):
         bins = _build(problem, count, reserve, limit, every)
         if bins is None:
             continue
@@ -162,7 +162,7 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
             best, least = bins, this
         if least[0] <= almost(problem, limit) and least[1] <= FEW_BYTES * bounds.moved_bytes(problem, limit, count):
             return best
-    if best is not None and problem.allowed is None and len(problem.size) <= LARGE:
+    if best is not None and problem.allowed is None and not problem.is_large:
         _even_and_return(problem, best, limit)
     return best
 

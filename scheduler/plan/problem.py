@@ -14,6 +14,8 @@ from .table import Ints, SampleTable, as_ints
 
 #: Costs and tokens of a step add up to less than this, so int64 never overflows and float64 holds every sum exactly.
 LIMIT = 2**53
+#: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
+LARGE = 40_000
 #: Number of different sets of modalities, as bit flags.
 NUM_SETS = 1 << len(MEDIA_BITS)
 #: Size of a dummy item that the settings do not name: planned as the smallest segment, an error once it is needed.
@@ -25,6 +27,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail
     not counted. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
+
+    A part of a larger step, planned alone, knows of the rest: `brief`, to spend as little time as on the whole; `elsewhere`,
+    bit flags of the media that others may carry in any micro-batch; `floor`, `[m, K]` what the first micro-batches cost
+    elsewhere anyway.
     """
 
     config: PlanConfig
@@ -47,6 +53,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     dummy_known: int
     node: Ints
     allowed: npt.NDArray[np.bool_] | None
+    brief: bool = False
+    elsewhere: int = 0
+    floor: Ints | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether time counts more than the last thousandth."""
+        return self.brief or len(self.size) > LARGE
 
     @property
     def num_phases(self) -> int:
@@ -55,7 +69,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @property
     def modalities(self) -> int:
         """Bit flags of all media in the step."""
-        return int(np.bitwise_or.reduce(self.media)) if len(self.media) else 0
+        return int(np.bitwise_or.reduce(self.media, initial=self.elsewhere))
 
     @property
     def allowed_or_any(self) -> npt.NDArray[np.bool_]:

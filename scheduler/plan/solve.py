@@ -10,7 +10,7 @@ from ...core.errors import InfeasiblePlanError
 from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
-from .free import LARGE, NEAR, fit, free_microbatch, free_step
+from .free import NEAR, fit, free_microbatch, free_step
 from .minimal import almost, homeward_microbatch, loosened, minimal_microbatch, minimal_step
 from .problem import Problem
 
@@ -79,7 +79,7 @@ def solve(problem: Problem, bound: int) -> Assignment:
 def _needs_other_homes(problem: Problem, best: Assignment | None, bound: int) -> bool:
     """Whether samples that stay home as they are leave a plan too far from the tolerance."""
     config = problem.config
-    if config.movement == "free" or config.sync == "step" or problem.allowed is not None or len(problem.size) > LARGE:
+    if config.movement == "free" or config.sync == "step" or problem.allowed is not None or problem.is_large:
         return False
     limit = loosened(problem, bound)
     return best is None or best.value - config.microbatch_cost * best.num_microbatches > limit + int(
@@ -131,14 +131,14 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
     """Whether a plan with `count` micro-batches or more is not worth a try."""
     config = problem.config
     near = NEAR if config.movement == "free" else config.tolerance
-    if len(problem.size) > LARGE:
+    if problem.is_large:
         near = max(near, NEAR_WHEN_LARGE)
     value = best.value - config.microbatch_cost * best.num_microbatches
     if bound + config.microbatch_cost * count >= best.value:
         return True
     if value > bound + int(bound * near):
         return False
-    if config.movement == "free" or len(problem.size) > LARGE:
+    if config.movement == "free" or problem.is_large:
         return True
     # More room in the packs may leave more samples at home.
     moved = int(problem.nbytes[best.rank != problem.home].sum())
