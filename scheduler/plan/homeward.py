@@ -10,7 +10,7 @@ from .problem import Problem
 from .table import Ints
 
 #: Times that all samples away from home are looked at.
-PASSES = 6
+PASSES = 3
 
 
 def packs_to_homes(problem: Problem, bins: Bins) -> None:

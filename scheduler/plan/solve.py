@@ -43,36 +43,33 @@ def solve(problem: Problem, bound: int) -> Assignment:
     if config.num_microbatches is not None:
         return _fixed(problem, bound, config.num_microbatches)
 
-    def merit(found: Assignment) -> tuple[int, ...]:
-        """Smaller is better: the objective; with minimal movement, bytes once it is within the tolerance."""
-        if config.movement == "free":
-            return found.merit
-        limit = almost(problem, loosened(problem, bound)) + config.microbatch_cost * _fewest(problem)
-        moved = int(problem.nbytes[found.rank != problem.home].sum())
-        return max(found.value, limit), moved, *found.merit
-
-    best: Assignment | None = None
-    for count in _promising(problem):
-        found = attempt(problem, count, bound)
-        best = _better(merit, best, found)
-    tried = 0
-    for count in _counts(problem) if best is None else ():
-        if best is not None and (tried >= MORE or _settled(problem, best, bound, count)):
-            break
-        best = _better(merit, best, attempt(problem, count, bound))
-        tried += best is not None
+    best = search(problem, bound, lambda count: attempt(problem, count, bound))
     if _needs_other_homes(problem, best, bound):
         # Homes ask for more room in the packs than a plan that ignores them.
         first = 0 if best is None else best.num_microbatches - HOMEWARD * config.microbatch_multiple
         counts = itertools.dropwhile(lambda count: count < first, _counts(problem))
         for count in itertools.islice(counts, HOMEWARD):
-            best = _better(merit, best, attempt(problem, count, bound, homeward_microbatch))
+            best = _better(problem, bound, best, attempt(problem, count, bound, homeward_microbatch))
     if best is None:
         raise InfeasiblePlanError(
             f"no number of micro-batches holds {len(problem.size)} samples on {problem.num_ranks} ranks with capacity "
             f"{problem.capacity}, max_segments={config.max_segments} and the dummy media that the packs need "
             f"(padded tokens by bit flags: {problem.dummy_size.tolist()})"
         )
+    return best
+
+
+def search(problem: Problem, bound: int, plan: Callable[[int], Assignment | None]) -> Assignment | None:
+    """The best of what `plan` finds for the numbers of micro-batches that are worth a try; None where it finds nothing."""
+    best: Assignment | None = None
+    for count in _promising(problem):
+        best = _better(problem, bound, best, plan(count))
+    tried = 0
+    for count in _counts(problem) if best is None else ():
+        if best is not None and (tried >= MORE or _settled(problem, best, bound, count)):
+            break
+        best = _better(problem, bound, best, plan(count))
+        tried += best is not None
     return best
 
 
@@ -87,10 +84,20 @@ def _needs_other_homes(problem: Problem, best: Assignment | None, bound: int) ->
     )
 
 
-def _better(
-    merit: Callable[[Assignment], tuple[int, ...]], best: Assignment | None, found: Assignment | None
-) -> Assignment | None:
-    return best if found is None or (best is not None and merit(best) <= merit(found)) else found
+def _better(problem: Problem, bound: int, best: Assignment | None, found: Assignment | None) -> Assignment | None:
+    if found is None or best is None:
+        return found or best
+    return best if _merit(problem, bound, best) <= _merit(problem, bound, found) else found
+
+
+def _merit(problem: Problem, bound: int, found: Assignment) -> tuple[int, ...]:
+    """Smaller is better: the objective; with minimal movement, bytes once it is within the tolerance."""
+    config = problem.config
+    if config.movement == "free":
+        return found.merit
+    limit = almost(problem, loosened(problem, bound)) + config.microbatch_cost * _fewest(problem)
+    moved = int(problem.nbytes[found.rank != problem.home].sum())
+    return max(found.value, limit), moved, *found.merit
 
 
 def _fewest(problem: Problem) -> int:
