@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from .. import __version__  # pyright: ignore[reportMissingImports]
-from . import index, masks, plan, report
+from . import doctor, index, masks, plan, report
 
 #: Modules of the subcommands, in the order of the help page.
-COMMANDS: tuple[ModuleType, ...] = (masks, index, plan, report)
+COMMANDS: tuple[ModuleType, ...] = (masks, index, plan, report, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:
