@@ -172,7 +172,7 @@ def _even_and_return(problem: Problem, bins: Bins, limit: int) -> None:
     bring_home(problem, bins, limit)
     before = _sum_of_largest(problem, bins)
     for _ in range(EVEN_PASSES):
-        if before <= limit:
+        if before <= almost(problem, limit):
             break
         even_columns(problem, bins, across=False)
         even_columns(problem, bins, across=True)
