@@ -1,5 +1,6 @@
 """Whether the fields of a sample agree with their declarations and with each other; every error has both numbers."""
 
+import cmath
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,7 +76,7 @@ def check_finite(values: Mapping[str, Any], where: str) -> None:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.device.type != "cpu":
             continue
         # One pass without a mask: a finite sum means finite values. A sum may overflow though values are finite.
-        if bool(torch.isfinite(value.sum())):
+        if cmath.isfinite(value.sum().item()):
             continue
         bad = int((~torch.isfinite(value)).sum())
         if bad:
@@ -113,8 +114,9 @@ def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fiel
         FieldShapeError: row numbers that disagree; both are named.
     """
     counts: dict[str, int] = {}
-    for modality in TYPE_CODES:
-        mine = [field for field in fields.of_kind("media") if field.modality == modality]
+    media = fields.of_kind("media")
+    for modality in TYPE_CODES if media else ():
+        mine = [field for field in media if field.modality == modality]
         per_item = {field.name: len(values[field.name]) for field in mine if field.rows == "items" and field.name in values}
         if len(set(per_item.values())) > 1:
             raise FieldShapeError(f"{where}: {modality} fields disagree on the number of items: {per_item}")

@@ -27,7 +27,7 @@ def convert(value: Any, field: Field, where: str) -> Value:
     if not field.is_tensor:
         return scalar(value, field, where)
     if isinstance(value, torch.Tensor):
-        tensor = value.detach()
+        tensor = value.detach() if value.requires_grad else value
     elif isinstance(value, np.ndarray | np.generic):
         tensor = from_array(np.asarray(value), field, where)
     elif isinstance(value, list | tuple | bool | int | float):

@@ -107,8 +107,13 @@ def boundary_tensors(bounds: Boundaries, max_segments: int | None, pin: bool) ->
     extra = 0 if max_segments is None else max_segments - bounds.num_segments
     if extra < 0:
         raise ValueError(f"a pack of {bounds.num_segments} segments (a tail counts as one) exceeds max_segments={max_segments}")
-    real, padded = (on_host(np.pad(cu, (0, extra), "edge").astype(np.int32), pin) for cu in (bounds.cu_real, bounds.cu_padded))
-    return (real, padded) if bounds.has_padding else (real, real)
+    real = on_host(_filled_up(bounds.cu_real, extra), pin)
+    return (real, on_host(_filled_up(bounds.cu_padded, extra), pin)) if bounds.has_padding else (real, real)
+
+
+def _filled_up(cu: np.ndarray, extra: int) -> np.ndarray:
+    """Return boundaries as int32, the last one repeated `extra` times."""
+    return (np.pad(cu, (0, extra), "edge") if extra else cu).astype(np.int32)
 
 
 def reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:

@@ -56,7 +56,7 @@ def target_stats(sample: Sample) -> tuple[int, float]:
         (1, 0.5)
     """
     targets, weights = target_views(sample)
-    counted = weights[targets != IGNORED]
+    counted = weights.masked_fill(targets == IGNORED, 0.0)  # several times cheaper than picking them out
     return int(torch.count_nonzero(counted)), float(counted.sum(dtype=torch.float64))
 
 

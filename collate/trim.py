@@ -18,8 +18,10 @@ MEGATRON_KEYS: dict[str, str | None] = {
     "original_seq_len": None,
     "padded_seq_len": None,
 }
+_counting = torch.arange(0)
 MASK = Field(name="attention_mask", kind="token", dtype="any")
 LENGTH = Field(name="original_seq_len", kind="sample", dtype="any")
+POSITIONS = Field(name="position_ids", kind="token", dtype="int64")
 
 
 def is_megatron(raw: Mapping[str, Any]) -> bool:
@@ -51,11 +53,19 @@ def megatron_span(raw: Mapping[str, Any], width: int, where: str) -> tuple[int, 
             "0 < original_seq_len <= padded_seq_len = tokens must hold"
         )
     if "position_ids" in raw:
-        positions = convert(raw["position_ids"], Field(name="position_ids", kind="token", dtype="int64"), where)
+        positions = convert(raw["position_ids"], POSITIONS, where)
         assert isinstance(positions, torch.Tensor)
-        if positions.shape != (width,) or not torch.equal(positions[:real].cpu(), torch.arange(real)):
+        if positions.shape != (width,) or not torch.equal(positions[:real].cpu(), counting(real)):
             raise FieldShapeError(f"{where}: position_ids must count 0..{real - 1} in a row of {width}: they are recomputed")
     return 0, real
+
+
+def counting(length: int) -> torch.Tensor:
+    """Return 0, 1, ..., as a view of the longest that was asked for."""
+    global _counting
+    if len(_counting) < length:
+        _counting = torch.arange(2 * length)
+    return _counting[:length]
 
 
 def length_of(raw: Mapping[str, Any], name: str, where: str) -> int:

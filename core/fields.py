@@ -8,6 +8,7 @@ that one declaration. There are three kinds:
 - ``sample``: one value per sample, a list per pack (`sample_id`, a reward, a caption).
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Literal, Self, get_args
 
@@ -122,6 +123,7 @@ class FieldSet(msgspec.Struct, frozen=True):
         return type(self)((*self.fields, *more))
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name without the `torch.` prefix.
 
