@@ -178,15 +178,16 @@ def open_dataset_folder(path: Path) -> Source:
 def _arrow_values(chunks: Iterator[Any], media: bool) -> Any:
     """Return an Arrow column as numbers where it has some, else as a list; lists by their lengths unless it is of media."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute  # type: ignore[import-untyped]
 
+    compute: Any = pyarrow.compute  # its functions are made while it is imported
     parts: list[Any] = []
     for chunk in chunks:
         kind = chunk.type
         if isinstance(chunk, pa.ExtensionArray):
             chunk, kind = chunk.storage, chunk.storage.type
         if not media and (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            chunk, kind = pc.list_value_length(chunk), pa.int64()
+            chunk, kind = compute.list_value_length(chunk), pa.int64()
         if chunk.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             parts.append(chunk.to_pylist())
         else:

@@ -57,7 +57,7 @@ def _improve(dealt: list[Pack], cost: list[int]) -> None:
             return
         heavy = max(dealt[high], key=lambda i: cost[i])
         light = min(dealt[low], key=lambda i: cost[i], default=None)
-        options = [(abs(gap - 2 * cost[heavy]), None)]
+        options: list[tuple[int, int | None]] = [(abs(gap - 2 * cost[heavy]), None)]
         if light is not None:
             options.append((abs(gap - 2 * (cost[heavy] - cost[light])), light))
         after, other = min(options, key=lambda option: option[0])
