@@ -44,11 +44,17 @@ def convert(value: Any, field: Field, where: str) -> Value:
 def scalar(value: Any, field: Field, where: str) -> str | int:
     """Return the value of a field that is a string, or an identifier (a string or an integer)."""
     if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise FieldShapeError(f"{where}: {field.name!r} is no text that UTF-8 can hold ({error})") from error
         return value
     if field.dtype == ID:
         if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_floating_point():
             value = value.item()
         if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            if not -(2**63) <= value < 2**64:
+                raise FieldShapeError(f"{where}: {field.name!r} must lie between -2^63 and 2^64 - 1, got {value}")
             return int(value)
     wanted = "a string" if field.dtype == TEXT else "a string or an integer"
     raise FieldShapeError(f"{where}: {field.name!r} must be {wanted}, got {type(value).__name__} {value!r:.40}")

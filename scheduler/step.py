@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..collate import PackedBatch, pack_samples
-from ..core import Sample
+from ..core import FieldShapeError, Sample
 from ..models import ModelAdapter, dummy_sample, dummy_text
 from .channel import Channel
 from .config import SchedulerConfig
@@ -207,4 +207,7 @@ def _divisor(table: SampleTable, weights: np.ndarray, kept: np.ndarray, average:
     total = 0.0
     for weight in weights[kept].tolist():
         total += weight
+    if total < 0:
+        count = int(kept.sum())
+        raise FieldShapeError(f"the loss weights of the step's {count} samples add up to {total}, needed is at least 0")
     return total

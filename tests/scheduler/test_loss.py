@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from evenpack.collate import pack_samples
+from evenpack.core import FieldShapeError
 from evenpack.scheduler.loss import packed_loss
 from evenpack.scheduler.testing import run_ranks
 
@@ -77,3 +78,15 @@ def test_loss_is_computed_in_full_precision():
     half = packed_loss(logits_of(batch, torch.bfloat16), batch, divisor=49.0, num_replicas=1)
     exact = packed_loss(logits_of(batch, torch.bfloat16).double(), batch, divisor=49.0, num_replicas=1)
     assert half.dtype == torch.float32 and half.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_loss_weights_that_add_up_below_zero_are_an_error_on_every_rank():
+    """Divided by their sum, the loss would change its sign; only one rank has the negative ones."""
+
+    def fn(rank, num_ranks):
+        weights = torch.full((5,), -2.0 if rank else 1.0)
+        source = [{**text_sample(5, str(rank)), "loss_weights": weights}]
+        with open_scheduler(source) as scheduler, pytest.raises(FieldShapeError, match="2 samples add up to -4"):
+            next(scheduler)
+
+    run_ranks(fn, 2)
