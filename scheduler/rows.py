@@ -32,7 +32,7 @@ HEADER = np.dtype(
 )
 
 
-def with_note(row: np.ndarray, note: int) -> np.ndarray:
+def with_note(row: np.ndarray, note: int | npt.NDArray[np.int64]) -> np.ndarray:
     """Return a copy of a row with a number of its own: its list (`scheduler.lists`), or the steps it has waited."""
     noted = row.copy()
     noted["media"] = (row["media"] & MEDIA_MASK) | (note << MEDIA_MASK.bit_length())

@@ -64,11 +64,15 @@ def check_wire(channel: Channel) -> Finding:
     for places in (1, -1):
         try:
             returned = shift(exchanger, transport, returned, places)
-        except EvenpackError as found:  # the others wait for this rank in the next exchange
+        except EvenpackError as found:  # the others wait for this rank in the next exchange: it gives them its own
             error = error or found
     if error is not None:
         return Finding(name="wire", level="wrong", text=f"{type(error).__name__}: {error}", fix=_WIRE_FIX)
     broken = differences(mine, returned)
+    after = (transport.rank + 1) % transport.num_ranks
+    if returned.sample_id == wire_name(after) != mine.sample_id:
+        text = f"rank {after} could not read the sample that it got from here"
+        return Finding(name="wire", level="wrong", text=text, fix=_WIRE_FIX)
     if broken:
         return Finding(name="wire", level="wrong", text=f"fields {broken} came back changed", fix=_WIRE_FIX)
     if transport.num_ranks == 1:
@@ -77,6 +81,11 @@ def check_wire(channel: Channel) -> Finding:
 
 
 _WIRE_FIX = "the network, or memory, changes data: try --transport host, and look at the machine's hardware logs"
+
+
+def wire_name(rank: int) -> str:
+    """Return the name of a rank's sample."""
+    return f"from rank {rank}"
 
 
 def wire_sample(rank: int) -> Sample:
@@ -88,7 +97,7 @@ def wire_sample(rank: int) -> Sample:
         "input_ids": torch.tensor([*text, adapter.vision_start, *anchors, adapter.vision_end]),
         "pixel_values": torch.from_numpy(rng.standard_normal((16, adapter.patch_dim), dtype=np.float32)),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
-        "sample_id": f"from rank {rank}",
+        "sample_id": wire_name(rank),
     }
     return prepare_sample(raw, adapter=adapter)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ...scheduler.advice import Advice, Situation, advise
 from ...scheduler.advice.what_if import Steps
@@ -18,6 +19,7 @@ from ...scheduler.run_log.replay import is_replayable
 from ...scheduler.stats import StepStats
 from ...scheduler.summary import Summary
 
+Floats = npt.NDArray[np.float64]
 #: Steps that other settings are tried on: the last ones.
 ADVICE_STEPS = 8
 #: Lengths that a histogram is drawn of, at most twice as many.
@@ -56,10 +58,10 @@ class Pictures(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         last: the last step.
     """
 
-    efficiency: Ints
-    efficiency_home: Ints
-    load_home: Ints
-    load: Ints
+    efficiency: Floats
+    efficiency_home: Floats
+    load_home: Floats
+    load: Floats
     lengths: Ints
     last: RecordedStep
 
@@ -157,7 +159,7 @@ class _Keeper:
         self.window: deque[RecordedStep] = deque(maxlen=ADVICE_STEPS)
         self.differing: list[tuple[int, list[str]]] = []
         self.num_bytes = 0
-        self._loads: dict[str, Ints] = {}
+        self._loads: dict[str, Floats] = {}
         self._lengths: list[Ints] = []
         self._stride = 1
 
@@ -202,7 +204,7 @@ class _Keeper:
         weight = table.cost.reshape(len(table), -1).sum(axis=1)[kept]
         ranks = step.header.num_ranks
         for name, where in (("home", table.home[kept]), ("planned", step.rank[kept])):
-            load = np.bincount(where, weight, minlength=ranks)
+            load: Floats = np.bincount(where, weight, minlength=ranks).astype(np.float64)
             before = self._loads.get(name)
             # A run that went on with another number of ranks: the loads are those of its last part.
             self._loads[name] = load if before is None or len(before) != ranks else before + load

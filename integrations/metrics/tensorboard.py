@@ -30,7 +30,8 @@ class TensorBoardMetrics(Metrics):
         if (log_dir is None) == (writer is None):
             raise ValueError("give either log_dir or writer")
         super().__init__(**settings)
-        self._log_dir, self._writer, self._own = log_dir, writer, writer is None
+        self._log_dir, self._own = log_dir, writer is None
+        self._writer: Any = writer
 
     def __call__(self, step: PackedStep) -> None:
         """Take note of a step, and write where it is time."""

@@ -60,9 +60,12 @@ def test_what_is_wrong_on_one_rank_is_found_by_all(plant, name, level, text, fix
     """The exit code of every rank says so, the first rank prints it once, and nobody hangs."""
     result = torchrun(str(Path(__file__).with_name("doctor_job.py")), plant, "--json")
     shown, _ = by_name(result.stdout)
-    [found] = [one for one in shown["findings"] if one["name"] == name and one["level"] != "ok"]
+    [found] = [one for one in shown["findings"] if one["name"] == name and one["level"] != "ok" and 1 in one["ranks"]]
     assert found["level"] == level and text in found["text"] and fix in found["fix"], found
     assert shown["fine"] == (level != "wrong") == (result.returncode == 0)
+    if plant == "wire":
+        [other] = [one for one in shown["findings"] if one["name"] == name and one["ranks"] == [0]]
+        assert other["text"] == "rank 1 could not read the sample that it got from here"
 
 
 def test_a_rank_that_does_not_come_is_told():
