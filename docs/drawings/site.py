@@ -1,0 +1,93 @@
+"""What the site's pages are made of besides the text in docs/: pages from the root, help texts, signatures of settings."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+#: Page of the site: file at the root.
+FROM_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+HELP = re.compile(r"^<!-- help: (?P<command>[a-z ]*) -->$", re.MULTILINE)
+HELP_WIDTH = 100
+
+
+def on_config(config: Any) -> Any:
+    """Give the settings classes their signatures; see `StructSignatures`."""
+    options = config.plugins["mkdocstrings"].config.handlers["python"].setdefault("options", {})
+    options["extensions"] = [{f"{Path(__file__).resolve()}:StructSignatures": {}}]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages whose text lies at the root of the repository."""
+    for page, source in FROM_ROOT.items():
+        text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the help of a command in the place of `<!-- help: COMMAND -->`."""
+    return HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}\n```", markdown)
+
+
+def help_of(command: list[str]) -> str:
+    """Return what `evenpack COMMAND --help` prints.
+
+    Raises:
+        KeyError: a command that does not exist.
+    """
+    parser = dict(parsers())[" ".join(command)]
+    parser.formatter_class = type("Wide", (parser.formatter_class,), {"__init__": _wide(parser.formatter_class)})
+    return parser.format_help().strip()
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield every command, as one writes it behind `evenpack`, and its parser."""
+    from evenpack.cli.main import build_parser
+
+    def below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+        yield name, parser
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for key, inner in action.choices.items():
+                    yield from below(f"{name} {key}".strip(), inner)
+
+    return below("", build_parser())
+
+
+def _wide(base: type[argparse.HelpFormatter]) -> Any:
+    return lambda self, prog, **settings: base.__init__(self, prog, **{**settings, "width": HELP_WIDTH})
+
+
+class StructSignatures(griffe.Extension):
+    """Gives `msgspec.Struct` classes, which have no `__init__` in their source, the signature that they have when called.
+
+    It also says `Examples:` to the reader of docstrings, which does not know the singular.
+    """
+
+    def on_instance(self, *, node: Any, obj: griffe.Object, **kwargs: Any) -> None:
+        """Called for every module, class, function and attribute."""
+        if obj.docstring is not None:
+            obj.docstring.value = obj.docstring.value.replace("Example:\n", "Examples:\n")
+
+    def on_class_members(self, *, node: Any, cls: griffe.Class, agent: Any, **kwargs: Any) -> None:
+        """Called for every class, with its own members read."""
+        if "__init__" in cls.members or not any(_is_struct(base) for base in cls.bases):
+            return
+        fields = [member for member in cls.members.values() if member.is_attribute and "instance-attribute" in member.labels]
+        fields = [field for field in fields if field.annotation is not None and not field.name.startswith("_")]
+        parameters = [
+            griffe.Parameter(one.name, kind=griffe.ParameterKind.keyword_only, annotation=one.annotation, default=one.value)
+            for one in fields
+        ]
+        cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*parameters), returns=None))
+
+
+def _is_struct(base: Any) -> bool:
+    return str(base).split(".")[-1] == "Struct"
