@@ -22,10 +22,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record clean
+.PHONY: help venv docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record clean
 
 help:
-	@echo "make demo | test | test-megatron | check-page | lint | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record} | venv | clean"
+	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record} | venv | clean"
 
 venv: $(STAMP)
 
@@ -64,6 +64,20 @@ test-megatron-lane: $(MEGATRON_STAMP)
 		"import platform, megatron.core; print('megatron-core', megatron.core.__version__, 'on Python', platform.python_version())"
 	$(MEGATRON_VENV)/bin/python -W ignore::DeprecationWarning -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) $(MEGATRON_TESTS)
 
+# The site, in site/: no network, neither here nor in the reader's browser.
+docs: $(STAMP)
+	$(BIN)/python docs/drawings/draw.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+# Wheel and sdist in dist/, each installed and tried in an environment of its own.
+dist: $(STAMP)
+	$(BIN)/python tests/package/check_dist.py
+
+# Adds what is installed here to the table of versions that were tested.
+compatibility: $(STAMP)
+	$(BIN)/python -m tests.compatibility
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,4 +93,4 @@ bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-
 	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) $(MEGATRON_VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MEGATRON_VENV) build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,13 +16,6 @@ HELP = re.compile(r"^<!-- help: (?P<command>[a-z ]*) -->$", re.MULTILINE)
 HELP_WIDTH = 100
 
 
-def on_config(config: Any) -> Any:
-    """Give the settings classes their signatures; see `StructSignatures`."""
-    options = config.plugins["mkdocstrings"].config.handlers["python"].setdefault("options", {})
-    options["extensions"] = [{f"{Path(__file__).resolve()}:StructSignatures": {}}]
-    return config
-
-
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages whose text lies at the root of the repository."""
     for page, source in FROM_ROOT.items():
@@ -76,18 +69,31 @@ class StructSignatures(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = obj.docstring.value.replace("Example:\n", "Examples:\n")
 
-    def on_class_members(self, *, node: Any, cls: griffe.Class, agent: Any, **kwargs: Any) -> None:
-        """Called for every class, with its own members read."""
-        if "__init__" in cls.members or not any(_is_struct(base) for base in cls.bases):
-            return
-        fields = [member for member in cls.members.values() if member.is_attribute and "instance-attribute" in member.labels]
-        fields = [field for field in fields if field.annotation is not None and not field.name.startswith("_")]
-        parameters = [
-            griffe.Parameter(one.name, kind=griffe.ParameterKind.keyword_only, annotation=one.annotation, default=one.value)
-            for one in fields
-        ]
-        cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*parameters), returns=None))
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Called with the whole package read, so that base classes are known."""
+        for cls in list(_classes(pkg)):
+            family = [cls, *(base for base in cls.mro() if isinstance(base, griffe.Class))]
+            if "__init__" in cls.members or not any(str(base).endswith("Struct") for one in family for base in one.bases):
+                continue
+            fields = {field.name: field for one in reversed(family) for field in one.members.values() if _is_field(field)}
+            parameters = [_parameter(field) for field in fields.values()]
+            cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=cls))
 
 
-def _is_struct(base: Any) -> bool:
-    return str(base).split(".")[-1] == "Struct"
+def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
+    for member in module.members.values():
+        if isinstance(member, griffe.Module):
+            yield from _classes(member)
+        elif isinstance(member, griffe.Class):
+            yield member
+
+
+def _is_field(member: Any) -> bool:
+    if not isinstance(member, griffe.Attribute) or member.annotation is None or "property" in member.labels:
+        return False
+    return not member.name.startswith("_") and not str(member.annotation).startswith("ClassVar")
+
+
+def _parameter(field: griffe.Attribute) -> griffe.Parameter:
+    kind = griffe.ParameterKind.keyword_only
+    return griffe.Parameter(field.name, annotation=field.annotation, kind=kind, default=field.value)
