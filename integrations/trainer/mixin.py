@@ -12,7 +12,7 @@ from ...collate import PackedBatch
 from ...core import Field, UnsafeModelError
 from ...models import ModelAdapter
 from ...models.unwrap import unwrap_model
-from ...scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig
+from ...scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepCallback
 from .checkpoint import load_state, save_state
 from .evaluate import PackedEvaluation
 from .records import Records
@@ -38,6 +38,7 @@ class PackedTrainerMixin(PackedEvaluation):
         adapter: the model family; default: that of the model.
         fields: further fields of the samples.
         cost: cost of a sample; default: that of the model.
+        packing_callbacks: callbacks of the scheduler that trains, such as a `RunLog`; the Trainer's own are `callbacks`.
         **kwargs: the Trainer's.
 
     Raises:
@@ -60,6 +61,7 @@ class PackedTrainerMixin(PackedEvaluation):
         adapter: ModelAdapter | None = None,
         fields: Iterable[Field] = (),
         cost: CostModel | None = None,
+        packing_callbacks: Iterable[StepCallback] = (),
         **kwargs: Any,
     ) -> None:
         refuse_parts(inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments)
@@ -77,6 +79,7 @@ class PackedTrainerMixin(PackedEvaluation):
             trained_modalities=self._packing_adapter.trained_modalities,
             lora=is_lora(self.model),
         )
+        self._packing_callbacks = tuple(packing_callbacks)
         self._packing_stream: StepStream | None = None
         self._packing_records = Records()
 
@@ -89,7 +92,9 @@ class PackedTrainerMixin(PackedEvaluation):
         self._close_packing()
         shuffles = self.args.train_sampling_strategy == "random"
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        self._packing_stream = self._steps_of(self.train_dataset, self._packing_config, seed if shuffles else None)
+        self._packing_stream = self._steps_of(
+            self.train_dataset, self._packing_config, seed if shuffles else None, self._packing_callbacks
+        )
         return loader_of(self._packing_stream)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -118,7 +123,9 @@ class PackedTrainerMixin(PackedEvaluation):
         """Return the next step; the number of its targets is the scheduler's to know."""
         return list(itertools.islice(epoch_iterator, num_batches)), None
 
-    def _steps_of(self, dataset: Any, config: SchedulerConfig, seed: int | None) -> StepStream:
+    def _steps_of(
+        self, dataset: Any, config: SchedulerConfig, seed: int | None, callbacks: Iterable[StepCallback] = ()
+    ) -> StepStream:
         args, groups = self.args, ProcessGroups.from_world()
         dataset = self._declared_columns(dataset)
         loader = {
@@ -134,6 +141,7 @@ class PackedTrainerMixin(PackedEvaluation):
             groups=groups,
             cost=self._packing_cost,
             fields=self._packing_fields,
+            callbacks=callbacks,
         )
         size = len(dataset) if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") else None
         return StepStream(scheduler, num_samples=size, num_steps=epoch_steps(size, groups.num_ranks, scheduler))
