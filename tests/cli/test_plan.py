@@ -106,15 +106,17 @@ def test_an_epoch_is_drawn_once_before_the_next():
 
 @pytest.mark.parametrize("oversize", ["drop", "truncate"])
 def test_samples_above_the_capacity_are_counted(oversize, lengths_file, capsys):
-    above = int((LENGTHS > 500).sum())
-    arguments = ["plan", str(lengths_file), "--ranks", "2", "--max-tokens", "500", "--oversize", oversize, "--no-advice"]
+    """One that fills a pack is not above it."""
+    limit = int(np.sort(LENGTHS)[100])
+    above = int((LENGTHS > limit).sum())
+    arguments = ["plan", str(lengths_file), "--ranks", "2", "--max-tokens", str(limit), "--oversize", oversize, "--no-advice"]
     assert run([*arguments]) == 0
     out = capsys.readouterr().out
     assert f"{above} samples are longer than a pack and {'left out' if oversize == 'drop' else 'cut to it'}" in out
     shown = plan_json(capsys, *arguments[1:])
     counted = {"drop": (150 - above, above, 0), "truncate": (150, 0, above)}[oversize]
     assert tuple(shown["samples"][name] for name in ("count", "dropped", "truncated")) == counted
-    assert shown["samples"]["length"]["longest"] == (LENGTHS[LENGTHS <= 500].max() if oversize == "drop" else 500)
+    assert shown["samples"]["length"]["longest"] == limit
 
 
 def test_advice_is_what_the_other_setting_gives():
