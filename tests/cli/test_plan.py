@@ -108,7 +108,7 @@ def test_an_epoch_is_drawn_once_before_the_next():
 def test_samples_above_the_capacity_are_counted(oversize, lengths_file, capsys):
     """One that fills a pack is not above it."""
     limit = int(np.sort(LENGTHS)[100])
-    above = int((LENGTHS > limit).sum())
+    above = int((limit < LENGTHS).sum())
     arguments = ["plan", str(lengths_file), "--ranks", "2", "--max-tokens", str(limit), "--oversize", oversize, "--no-advice"]
     assert run([*arguments]) == 0
     out = capsys.readouterr().out

@@ -42,14 +42,16 @@ def test_differencing_equals_its_plain_form(equal_counts):
         assert partition(values, parts, equal_counts=equal_counts) == plain_partition(values, parts, equal_counts)
 
 
-@pytest.mark.parametrize("name", ["sft", "bimodal", "agent"])
-def test_all_ranks_raise_the_number_of_micro_batches_together(name):
+@pytest.mark.parametrize(
+    "name, seed, more", [("sft", 1, 0), ("agent", 1, 0), ("bimodal", 0, 1), ("agent", 0, 2), ("agent", 5, 2)]
+)
+def test_all_ranks_raise_the_number_of_micro_batches_together(name, seed, more):
     """The count is the first at which every pack of every rank fits, tried one after the other."""
-    workload = WORKLOADS[name](np.random.default_rng(1), 4, 12)
+    workload = WORKLOADS[name](np.random.default_rng(seed), 4, 12)
     table, capacity = workload.table, workload.capacity
     plan = karmarkar_karp_equal(table, num_ranks=4, config=PlanConfig(max_tokens=capacity))
     groups = plain_partition(table.cost.tolist(), 4, True)
-    count = max(-(-int(table.padded[group].sum()) // capacity) for group in groups)
+    count = fewest = max(-(-int(table.padded[group].sum()) // capacity) for group in groups)
     while any(
         table.padded[[group[j] for j in pack]].sum() > capacity
         for group in groups
@@ -57,7 +59,7 @@ def test_all_ranks_raise_the_number_of_micro_batches_together(name):
         if pack
     ):
         count += 1
-    assert plan.num_microbatches == count
+    assert plan.num_microbatches == count == fewest + more
     assert [sorted(np.flatnonzero(plan.rank == r)) for r in range(4)] == [sorted(group) for group in groups]
     assert plan.padded.max() <= capacity
 
