@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 def run_build(arguments: argparse.Namespace) -> int:
     """Build the index and print what it holds."""
     from ..scheduler import OfflineIndex
-    from ..scheduler.offline_data import open_dataset
+    from ..scheduler.offline import open_dataset
 
     encoder = make_encoder(
         arguments,

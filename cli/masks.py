@@ -74,7 +74,7 @@ def read_example(path: Path, number: int) -> dict[str, Any]:
         ValueError: no JSON, or a number beyond the lines.
     """
     if path.suffix == ".jsonl":
-        from ..scheduler.offline_data import JsonLines
+        from ..scheduler.offline import JsonLines
 
         lines = JsonLines(path)
         if not 0 <= number < len(lines):

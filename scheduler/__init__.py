@@ -7,8 +7,7 @@ from .callbacks import StepCallback
 from .config import SchedulerConfig
 from .cost import CostModel
 from .groups import ProcessGroups
-from .offline import OfflineIndex
-from .offline_plan import OfflineConfig
+from .offline import OfflineConfig, OfflineIndex
 from .plan import PlanConfig, SampleTable, StepPlan, plan_step
 from .run_log import RecordedStep, RunLog, read_run
 from .scheduler import PackingScheduler

@@ -8,8 +8,8 @@ import pytest
 
 from evenpack.core import OversizeSampleError, SampleError
 from evenpack.scheduler import OfflineConfig, OfflineIndex
-from evenpack.scheduler.offline_data import JsonLines, open_dataset
-from evenpack.scheduler.offline_permutation import Permutation
+from evenpack.scheduler.offline import JsonLines, open_dataset
+from evenpack.scheduler.offline.permutation import Permutation
 
 from ..encoder import tiny
 
@@ -85,7 +85,7 @@ class Failing(list):
 
 def test_a_build_that_broke_off_goes_on(index, dataset, encoder, tmp_path, monkeypatch):
     failing = Failing(dataset)
-    monkeypatch.setattr("evenpack.scheduler.offline_files.PROBES", 1)
+    monkeypatch.setattr("evenpack.scheduler.offline.files.PROBES", 1)
     with pytest.raises(OSError, match="disk"):
         OfflineIndex.build(tmp_path, failing, encoder, chunk=10, progress=False)
     with pytest.raises(ValueError, match="no offline index"):
@@ -132,7 +132,7 @@ def test_an_example_that_changed_since_is_named(index, dataset, encoder):
     place = 13
     changed[place] = {**changed[place], "messages": [*changed[place]["messages"], {"role": "user", "content": "more"}]}
     planner = index.planner(config(), encoder.adapter, num_ranks=1)
-    from evenpack.scheduler.offline_source import OfflineSource
+    from evenpack.scheduler.offline.source import OfflineSource
 
     with pytest.raises(SampleError, match=r"example 13 has \d+ tokens, the index says \d+: the dataset has changed"):
         list(OfflineSource(planner, changed, encoder, rank=0))
@@ -274,6 +274,6 @@ def test_json_lines_and_tables(dataset, tmp_path):
 def test_docstrings():
     import doctest
 
-    import evenpack.scheduler.offline_permutation as module
+    import evenpack.scheduler.offline.permutation as module
 
     assert doctest.testmod(module).failed == 0

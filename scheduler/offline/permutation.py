@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from .plan.table import Ints
+from ..plan.table import Ints
 
 Bits = npt.NDArray[np.uint64]
 ROUNDS = 4

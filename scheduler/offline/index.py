@@ -8,15 +8,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..collate import SampleEncoder
-from ..collate.encoding.settings import differences, plain
-from ..models import ModelAdapter
-from .describe import SampleCost
-from .offline_build import PARTS, OnError, build
-from .offline_files import dataset_record, open_columns, read_header, write_json
-from .offline_plan import EpochPlanner, OfflineConfig
-from .offline_source import OfflineSource
-from .plan.table import Ints
+from ...collate import SampleEncoder
+from ...collate.encoding.settings import differences, plain
+from ...models import ModelAdapter
+from ..describe import SampleCost
+from ..plan.table import Ints
+from .build import PARTS, OnError, build
+from .files import dataset_record, open_columns, read_header, write_json
+from .plan import EpochPlanner, OfflineConfig
+from .source import OfflineSource
 
 
 class OfflineIndex:

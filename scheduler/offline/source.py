@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..collate import SampleEncoder
-from ..core import SampleError
-from .offline_plan import EpochPlanner, PlannedStep
+from ...collate import SampleEncoder
+from ...core import SampleError
+from .plan import EpochPlanner, PlannedStep
 
 VERSION = 1
 

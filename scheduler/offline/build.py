@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from ..collate import SampleEncoder
-from ..core import OversizeSampleError, SampleError
-from .offline_files import COLUMNS, HEADER, VERSION, write_json
+from ...collate import SampleEncoder
+from ...core import OversizeSampleError, SampleError
+from .files import COLUMNS, HEADER, VERSION, write_json
 
 OnError = Literal["error", "skip"]
 PARTS = "parts"

@@ -6,12 +6,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from ..models import ModelAdapter
-from .describe import SampleCost, dummy_settings
-from .offline_permutation import Permutation
-from .plan import PlanConfig, SampleTable, StepPlan, plan_step
-from .plan.config import check_int
-from .plan.table import Ints
+from ...models import ModelAdapter
+from ..describe import SampleCost, dummy_settings
+from ..plan import PlanConfig, SampleTable, StepPlan, plan_step
+from ..plan.config import check_int
+from ..plan.table import Ints
+from .permutation import Permutation
 
 
 class OfflineConfig(PlanConfig, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class EpochPlanner:
         cp_size: int = 1,
         cost: SampleCost | None = None,
     ) -> None:
-        from .scheduler import default_cost
+        from ..scheduler import default_cost
 
         check_int("num_ranks", num_ranks, 1)
         self.index = index
