@@ -22,10 +22,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record clean
+.PHONY: help venv docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers clean
 
 help:
-	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record} | venv | clean"
+	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record,end-to-end,simulate,peers} | venv | clean"
 
 venv: $(STAMP)
 
@@ -64,9 +64,9 @@ test-megatron-lane: $(MEGATRON_STAMP)
 		"import platform, megatron.core; print('megatron-core', megatron.core.__version__, 'on Python', platform.python_version())"
 	$(MEGATRON_VENV)/bin/python -W ignore::DeprecationWarning -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) $(MEGATRON_TESTS)
 
-# The site, in site/: no network, neither here nor in the reader's browser.
+# The site, in site/: no network, neither here nor in the reader's browser. Drawings are drawn anew from plans of this version.
 docs: $(STAMP)
-	$(BIN)/python docs/drawings/draw.py --check
+	$(BIN)/python docs/drawings/draw.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
@@ -87,10 +87,10 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record
+bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers
 
-bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record: bench-%: $(STAMP)
-	$(BIN)/python -m benchmarks.$* $(BENCH_ARGS)
+bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers: bench-%: $(STAMP)
+	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) $(MEGATRON_VENV) build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MEGATRON_VENV) .venv-peers build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add what both ways to start it share."""
     parser.add_argument("--quick", action="store_true", help="2 rounds of 2 timed steps")
     parser.add_argument("--rounds", type=int, default=3, help="trainings of every mode (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of a training (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a training (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=16, help="samples per rank and step (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=2048, help="capacity of a batch or pack (default: %(default)s)")
     parser.add_argument("--modes", default="".join(MODES), help="letters, a and e among them (default: %(default)s)")

@@ -1,0 +1,1 @@
+"""Step times of large groups from micro-batch times that were measured, and what planning costs there."""
