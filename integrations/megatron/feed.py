@@ -8,7 +8,8 @@ import msgspec
 
 from ...core import Field
 from ...models import ModelAdapter
-from ...scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, plan_step
+from ...scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepCallback, plan_step
+from ...scheduler.callbacks import Callbacks
 from ...scheduler.describe import SampleCost
 from ...scheduler.prepare import Planner
 from .ranks import Ranks
@@ -23,12 +24,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         fields: further fields of the samples.
         cost: cost of a sample, None for a typical model's.
         planner: a function with `plan_step`'s signature.
+        callbacks: of the scheduler.
     """
 
     adapter: ModelAdapter
     fields: tuple[Field, ...] = ()
     cost: SampleCost | None = None
     planner: Planner = plan_step
+    callbacks: tuple[StepCallback, ...] = ()
 
 
 class Feed:
@@ -48,6 +51,7 @@ class Feed:
         self._ranks = ranks
         self._scheduler: PackingScheduler | None = None
         self._loaded: Mapping[str, Any] | None = None
+        self._callbacks: tuple[StepCallback, ...] | None = None
         self.consumed_items = 0
         self.consumed_samples = 0
 
@@ -81,6 +85,8 @@ class Feed:
     def _open(self, config: SchedulerConfig, work: Work) -> PackingScheduler:
         ranks = self._ranks
         groups = ProcessGroups(dp=ranks.dp, rank=ranks.dp.rank(), num_ranks=ranks.dp.size(), cp_size=ranks.cp_size)
+        if self._callbacks is None:
+            self._callbacks = work.callbacks
         scheduler = PackingScheduler(
             self._source,
             config=config,
@@ -90,6 +96,8 @@ class Feed:
             cost=work.cost,
             planner=work.planner,
             count_items=True,
+            # Without their `close`: they outlive a scheduler that is opened anew.
+            callbacks=[callback.__call__ for callback in self._callbacks],
         )
         if self._loaded is not None:
             scheduler.load_state_dict(self._loaded)
@@ -121,6 +129,12 @@ class Feed:
         if self._scheduler is not None:
             self._scheduler.close()
             self._scheduler = None
+
+    def end(self) -> None:
+        """End the scheduler, and close its callbacks."""
+        self.close()
+        Callbacks(self._callbacks or ()).close()
+        self._callbacks = None
 
 
 _FEEDS: dict[int, tuple[Any, Feed]] = {}
@@ -188,4 +202,4 @@ def own_iterator(data_iterator: Any) -> Any:
 def _end(key: int) -> None:
     entry = _FEEDS.pop(key, None)
     if entry is not None:
-        entry[1].close()
+        entry[1].end()

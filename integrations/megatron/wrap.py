@@ -10,7 +10,8 @@ import torch
 
 from ...core import Field
 from ...models import ModelAdapter, adapter_for
-from ...scheduler import PackedStep, SchedulerConfig, plan_step
+from ...scheduler import PackedStep, SchedulerConfig, StepCallback, plan_step
+from ...scheduler.callbacks import Callbacks
 from ...scheduler.describe import SampleCost
 from ...scheduler.plan.config import check_int
 from ...scheduler.prepare import Planner
@@ -57,6 +58,7 @@ def wrap_data_iterator(
     fields: Iterable[Field] = (),
     cost: SampleCost | None = None,
     planner: Planner = plan_step,
+    callbacks: Iterable[StepCallback] = (),
 ) -> tuple[Any, int, int, int]:
     """Pack and balance the samples of one global batch over the data-parallel group; every rank calls it once a step.
 
@@ -78,6 +80,7 @@ def wrap_data_iterator(
         fields: further fields of the samples.
         cost: cost of a sample; None for a typical model's.
         planner: a function with `plan_step`'s signature, such as `next_fit_planner`.
+        callbacks: of the scheduler, such as a `RunLog`: those of the first call, closed when the iterator ends.
 
     Returns:
         A `RerunDataIterator` over the packs (a list of them for a virtual pipeline), on every rank; the number of packs;
@@ -99,7 +102,9 @@ def wrap_data_iterator(
         _check_call(iterator, ranks, num_microbatches)
         scheduling = scheduler_config(config, settings, ranks, num_microbatches, vpp_size)
         family = adapter_for(adapter) if isinstance(adapter, str) else adapter
-        work = Work(adapter=family, fields=tuple(fields), cost=cost, planner=planner)
+        told = tuple(callbacks)
+        Callbacks(told)  # refuses what cannot be called
+        work = Work(adapter=family, fields=tuple(fields), cost=cost, planner=planner, callbacks=told)
     except ValueError as found:
         error = error_note(found)
     # An error waits until all have come: raising it here would leave the other ranks in their first collective.

@@ -2,7 +2,11 @@
 
 import io
 import os
+import subprocess
+import sys
 import threading
+import time
+import warnings
 
 import msgspec
 import numpy as np
@@ -301,3 +305,31 @@ def test_a_closed_log_takes_no_steps(tmp_path):
     log.close()
     with steps_of(log) as scheduler, pytest.raises(RuntimeError, match="is closed"):
         next(scheduler)
+
+
+JOB = """
+import sys, time
+from evenpack.scheduler import PackingScheduler, RunLog, SchedulerConfig
+from evenpack.models import adapter_for
+source = [{"input_ids": [1] * (3 + n % 50)} for n in range(4000)]
+config = SchedulerConfig(max_tokens=128, samples_per_step=8)
+scheduler = PackingScheduler(source, config=config, adapter=adapter_for("text"), callbacks=[RunLog(sys.argv[1])])
+while True:
+    for step in scheduler:
+        time.sleep(0.001)
+        print(step.stats.step, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_what_it_recorded(tmp_path):
+    """SIGKILL in the middle of training: the records of all but the last tenth of a second are there, and replay."""
+    with subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(300):
+            process.stdout.readline()
+        time.sleep(0.3)
+        process.kill()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a record that the kill may have cut
+        recorded = list(read_run(tmp_path))
+    assert [step.stats.step for step in recorded] == list(range(len(recorded))) and len(recorded) >= 300
+    assert replay_differences(recorded[-1]) == []
