@@ -1,6 +1,8 @@
 """Which setting would gain, by how much, in words."""
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -39,11 +41,18 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         steps: their tables and settings.
         plans: their plans.
         stats: their figures, times among them.
+        deadline: on `time.monotonic`: from there on, nothing more is planned.
     """
 
     steps: Steps
     plans: Sequence[StepPlan]
     stats: Sequence[StepStats]
+    deadline: float = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
 
 
 def advise(situation: Situation, *, min_gain: float = 0.03) -> list[Advice]:
@@ -61,6 +70,8 @@ def advise(situation: Situation, *, min_gain: float = 0.03) -> list[Advice]:
     now = sum(plan.value for plan in situation.plans) / max(1, work)
     found: list[Advice] = []
     for rule in _RULES:
+        if situation.is_late:
+            break
         with contextlib.suppress(EvenpackError):  # under that setting, the steps cannot be planned at all
             advice = rule(situation, now)
             if advice is not None and advice.gain >= min_gain:
@@ -76,7 +87,7 @@ def _larger_batch(situation: Situation, now: float) -> Advice | None:
         return None  # their number would have to grow as well
     best, best_factor = 0.0, 0
     for factor in (2, 4):
-        larger = merged(steps, factor)
+        larger = None if situation.is_late else merged(steps, factor)
         gain = 0.0 if larger is None else 1 - time_per_work(larger) / now
         if gain > best + (WORTH_DOUBLING if best else 0.0):
             best, best_factor = gain, factor
@@ -170,12 +181,13 @@ def _prefetch(situation: Situation, now: float) -> Advice | None:
     return Advice(kind="prefetch", text=text, gain=hidden)
 
 
+#: The quickest to look at first.
 _RULES: tuple[Callable[[Situation, float], Advice | None], ...] = (
-    _larger_batch,
-    _larger_packs,
-    _chosen_count,
-    _heavy_samples,
     _prefetch,
+    _chosen_count,
+    _larger_packs,
+    _heavy_samples,
+    _larger_batch,
 )
 
 

@@ -1,6 +1,7 @@
 """`Advisor`: a callback that warns when another setting would gain, with the figure."""
 
 import threading
+import time
 import warnings
 from collections import deque
 
@@ -23,14 +24,15 @@ class Advisor:
     """Plans recent steps under other settings now and then, and warns where one would gain, once for each setting.
 
     That happens on the first rank of the group, on a thread of its own, for the first time when `window` steps are there;
-    planning the window again takes a few dozen times the planner's time for a step. The warning comes out of a later
+    planning the window again takes some dozen times the planner's time for a step or more. The warning comes out of a later
     `next(scheduler)`, or of `close()`.
 
     Args:
         every: steps between two looks.
         window: steps that are looked at.
         min_gain: share of the time per unit of work below which nothing is said.
-        max_samples: windows with more samples are cut to their newest steps, so that a look takes bounded time.
+        max_samples: windows with more samples are cut to their newest steps.
+        max_seconds: a look that takes longer tries no further setting.
 
     Attributes:
         advice: what was found so far, by setting.
@@ -43,12 +45,15 @@ class Advisor:
         AdviceWarning: max_tokens=8192 leaves packs 61% full ...: samples_per_step=32 ... would cut ... by 12%
     """
 
-    def __init__(self, *, every: int = 500, window: int = 8, min_gain: float = 0.03, max_samples: int = 131_072) -> None:
+    def __init__(
+        self, *, every: int = 500, window: int = 8, min_gain: float = 0.03, max_samples: int = 131_072, max_seconds: float = 5.0
+    ) -> None:
         check_int("every", every, 1)
         check_int("window", window, 1)
         check_int("max_samples", max_samples, 1)
         check_real("min_gain", min_gain, 0.0, 1.0)
-        self._every, self._min_gain, self._max_samples = every, min_gain, max_samples
+        check_real("max_seconds", max_seconds, 0.0, 1e5)
+        self._every, self._min_gain, self._max_samples, self._max_seconds = every, min_gain, max_samples, max_seconds
         self._recent: deque[tuple[StepStats, SampleTable, StepPlan]] = deque(maxlen=window)
         self._until_next = window
         self._thread: threading.Thread | None = None
@@ -94,7 +99,12 @@ class Advisor:
             node_of_rank=context.channel.node_of_rank,
             peers=context.channel.peers,
         )
-        return Situation(steps=steps, plans=[plan for _, _, plan in recent], stats=[stats for stats, _, _ in recent])
+        return Situation(
+            steps=steps,
+            plans=[plan for _, _, plan in recent],
+            stats=[stats for stats, _, _ in recent],
+            deadline=time.monotonic() + self._max_seconds,
+        )
 
     def _look(self, situation: Situation) -> None:
         self._found = advise(situation, min_gain=self._min_gain)

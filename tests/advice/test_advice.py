@@ -3,6 +3,7 @@
 import re
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -46,7 +47,8 @@ CASES = [
     (EVEN, {"prefetch": 0, "seconds": (0.1, 1.0, 0.1)}, "prefetch", 0.1,
      "waits 10.0% of the step .* prefetch=1 would save up to 10.0%"),
     # Training takes 0.6 s, preparing 0.8: with all of it hidden, a step still takes 0.8 of 1 s.
-    (EVEN, {"prefetch": 1, "seconds": (0.4, 1.0, 0.8)}, "source", 0.4, "preparing a step takes 0.800 s and training one 0.600 s"),
+    (EVEN, {"prefetch": 1, "seconds": (0.4, 1.0, 0.8)}, "source", 0.4,
+     "preparing a step takes 0.800 s and training one 0.600 s"),
 ]  # fmt: skip
 
 
@@ -66,6 +68,13 @@ def test_nothing_is_said_of_settings_that_are_good(sync):
 def test_small_gains_are_not_named():
     tables, exposed = EVEN, (0.1, 1.0, 0.1)
     assert advise(situation(*tables, prefetch=0, seconds=exposed), min_gain=0.11) == []
+
+
+def test_a_look_ends_when_its_time_is_up():
+    """What was planned by then is said; nothing more is planned."""
+    found = situation([64], [0])
+    assert "samples_per_step" in [advice.kind for advice in advise(found)]
+    assert advise(msgspec.structs.replace(found, deadline=0.0)) == []
 
 
 def test_what_cannot_be_planned_is_left_aside():
