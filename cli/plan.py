@@ -130,6 +130,9 @@ def read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
     if name is None and arguments.lengths.startswith(WORKLOAD):
         name = arguments.lengths.removeprefix(WORKLOAD)
     if name is not None:
+        for option in ("column", "grids", "vision_tokens"):
+            if getattr(arguments, option) is not None:
+                raise ValueError(f"--{option.replace('_', '-')} names a column of a file, and workload {name!r} is built in")
         # Twice a step's samples at least, so that a batch of twice the size can be tried.
         count = max(2 * batch, min(default_steps(arguments) * batch, SAMPLES_PLANNED))
         samples, capacity = workload_samples(name, count, arguments.seed)

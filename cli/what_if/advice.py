@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from ...core.errors import InfeasiblePlanError
 from .pool import Fitted, Pool, fit_pool
 from .simulate import METHODS, OURS, Setting, simulate
 
@@ -92,7 +93,10 @@ def advise(
     base = float(np.mean(now[:STEPS]))
     found = []
     for change, meaning, samples, changed in tried:
-        figures = simulate(samples, changed, methods=ours, progress=progress).figures[OURS]
+        try:
+            figures = simulate(samples, changed, methods=ours, progress=progress).figures[OURS]
+        except InfeasiblePlanError:
+            continue  # it cannot be planned: nothing to propose
         found.append(
             Alternative(
                 change=change,

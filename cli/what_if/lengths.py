@@ -53,6 +53,9 @@ def read_samples(
     """
     path = Path(path)
     if (path / "index.json").is_file():
+        for option, name in (("--column", column), ("--grids", grids), ("--vision-tokens", vision_tokens)):
+            if name is not None:
+                raise ValueError(f"{option} {name}: an offline index has no columns to choose from")
         return read_index(path)
     source = open_source(path)
     if not len(source):

@@ -237,6 +237,8 @@ def test_an_offline_index_is_read(tmp_path, capsys):
     index = OfflineIndex.build(tmp_path, examples, tiny.encoder(), progress=False)
     samples = read_samples(tmp_path)
     assert samples.tokens.tolist() == index.tokens(np.arange(9)).tolist()
+    with pytest.raises(ValueError, match="--column x: an offline index has no columns"):
+        read_samples(tmp_path, column="x")
     assert list(samples.grids) == [index.grids(number) for number in range(9)]
     shown = plan_json(capsys, tmp_path, "--ranks", 2, "--samples-per-step", 2, "--max-tokens", 2000, "--no-advice")
     assert shown["samples"]["count"] == 9
@@ -244,6 +246,7 @@ def test_an_offline_index_is_read(tmp_path, capsys):
 
 WRONG = [
     (["nothing.jsonl", "--max-tokens", "8"], "no file or folder nothing.jsonl; a built-in workload is written workload:NAME"),
+    (["workload:sft", "--column", "x"], "--column names a column of a file, and workload 'sft' is built in"),
     (["workload:nix"], "no workload 'nix'; there are sft, bimodal, long-tail,"),
     ([], "give either a file of lengths or a workload"),
     (["FILE", "--workload", "sft"], "give either a file of lengths or a workload"),
