@@ -62,17 +62,25 @@ def main() -> int:
     options = make_parser().parse_args()
     device = start_rank()
     try:
-        job = prepare(options, device)
-        wrapped = DistributedDataParallel(job.model)
-        progress = Progress(options.steps, options.out / "steps.jsonl", max_tokens=MAX_TOKENS)
-        exactness = train(job, wrapped, progress)
-        accuracy = held_out_accuracy(job.model, job.processor, job.adapter)
-        if dist.get_rank() == 0:
-            write_report(options.out, progress.records, exactness, accuracy)
-        return 0 if exactness.holds else 1
-    except BaseException:
+        return run(options, device)
+    finally:
         dist.destroy_process_group()
-        raise
+
+
+def run(options: argparse.Namespace, device: torch.device) -> int:
+    """Do all that needs the process group.
+
+    The wrapper around the model ends with this function, before the group does. Were it the last to hold the group, it would
+    end the group's threads while it holds Python's lock, and a thread that still lets go of a tensor would wait for that lock.
+    """
+    job = prepare(options, device)
+    wrapped = DistributedDataParallel(job.model)
+    progress = Progress(options.steps, options.out / "steps.jsonl", max_tokens=MAX_TOKENS)
+    exactness = train(job, wrapped, progress)
+    accuracy = held_out_accuracy(job.model, job.processor, job.adapter)
+    if dist.get_rank() == 0:
+        write_report(options.out, progress.records, exactness, accuracy)
+    return 0 if exactness.holds else 1
 
 
 def start_rank() -> torch.device:
@@ -151,8 +159,4 @@ def learning_rate_factor(step: int, num_steps: int) -> float:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Destroying the groups of DDP and leaving the interpreter have been seen to wait for each other's native threads.
-    os._exit(code)
+    sys.exit(main())
