@@ -27,7 +27,8 @@ from evenpack.scheduler.plan import StepPlan, plan_step, warm_up
 
 from .groups import CASES, Drawn, config_of, draw, with_errors
 from .measure import Measured, measure
-from .plot import plot
+from .plot import PANELS, plot
+from .tables import planning_table, step_table
 
 RANKS = (64, 256, 1024, 4096, 16_384)
 SAMPLES = 64
@@ -111,19 +112,14 @@ def planning_rows(drawn: dict[str, Drawn], ranks: tuple[int, ...]) -> list[Recor
     print(f"\n## planning, movement=\"minimal\"; target: under {limit:.1f} s of CPU, {PLANNING_SHARE:.0%} of a step of "
           f"{STEP_SECONDS:.0f} s\n")  # fmt: skip
     records = []
-    for name, sync in (
-        ("image-text", "step"),
-        ("image-text", "microbatch"),
-        ("long tail", "step"),
-        ("long tail", "microbatch"),
-    ):
+    for name, sync in PANELS:
         for num_ranks in ranks:
             table = drawn[name].table(num_ranks, False, False)
             config = config_of(drawn[name], sync, False, 0)
             for way, planner in TIMED.items():
                 wall, cpu, plan = timed(lambda p=planner, t=table, c=config, r=num_ranks: p(t, num_ranks=r, config=c))
                 records.append({"workload": name, "sync": sync, "ranks": num_ranks, "way": way, "cpu": cpu, "wall": wall,
-                                "samples": len(table), "gap": plan.gap})  # fmt: skip
+                                "samples": len(table), "gap": plan.gap, "share": cpu / STEP_SECONDS})  # fmt: skip
                 print(f"{name:12} {sync:10} {way:9} R {num_ranks:6}  {len(table):9,} samples  CPU {cpu * 1e3:8.1f} ms  "
                       f"clock {wall * 1e3:8.1f} ms  {cpu / STEP_SECONDS:6.2%} of the step  gap {plan.gap:6.3%}  "
                       f"{verdict(cpu < limit)}", flush=True)  # fmt: skip
@@ -157,13 +153,14 @@ def described(measured: Measured) -> str:
 def main() -> None:
     """Measure, simulate, time, plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="up to 1,024 ranks, fewer measured micro-batches")
+    parser.add_argument("--quick", action="store_true", help="up to 1,024 ranks")
+    parser.add_argument("--micro-batches", type=int, default=40, help="how many are timed (default: %(default)s)")
     parser.add_argument("--only", choices=("steps", "planning"), help="one of the two tables")
     parser.add_argument("--out", type=Path, default=Path("runs/simulate"), help="folder of figures and plot")
     options = parser.parse_args()
     ranks = tuple(count for count in RANKS if not options.quick or count <= 1024)
     warm_up()
-    measured = measure(24 if options.quick else 60)
+    measured = measure(options.micro_batches)
     fit = measured.fit
     print(described(measured), flush=True)
     drawn = {}
@@ -172,11 +169,20 @@ def main() -> None:
         drawn[name] = draw(name, ranks[-1], SAMPLES, fit)
     steps = step_rows(drawn, measured, ranks) if options.only != "planning" else []
     planning = planning_rows(drawn, ranks) if options.only != "steps" else []
-    options.out.mkdir(parents=True, exist_ok=True)
+    save(options.out, steps, planning)
+
+
+def save(folder: Path, steps: list[Record], planning: list[Record]) -> None:
+    """Write figures, the documentation's tables, and the plot."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"steps": steps, "planning": planning}, indent=1, default=lambda value: np.asarray(value).tolist())
-    (options.out / "simulation.json").write_text(text, encoding="utf-8")
+    (folder / "simulation.json").write_text(text, encoding="utf-8")
+    for name, records, table in (("steps", steps, step_table), ("planning", planning, planning_table)):
+        if records:
+            (folder / f"simulation-{name}.md").write_text(table(records) + "\n", encoding="utf-8")
     if steps:
-        print(f"\nplot: {plot(steps, options.out / 'simulation.png')}")
+        plot(steps, folder / "simulation.png")
+    print(f"\nfigures, tables and plot: {folder}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.simulate.groups import config_of, draw, with_errors
 from benchmarks.simulate.measure import foretell, shapes
+from benchmarks.simulate.tables import step_table
 from evenpack.scheduler import CostModel
 from evenpack.scheduler.cost import Observation
 from evenpack.scheduler.plan import plan_step
@@ -53,3 +54,10 @@ def test_without_errors_a_step_takes_the_objective(fit, sync, phases):
     work = plan.value - 1000 * plan.num_microbatches
     assert with_errors(plan, config, [2.0], seed=0) == pytest.approx(2 * work + 1000 * plan.num_microbatches)
     assert np.isfinite(plan.gap)
+
+
+def test_tables_have_a_row_per_case_and_a_column_per_size():
+    case = {"model": "7B", "workload": "image-text", "sync": "step", "planner": "evenpack", "attainable": True}
+    records = [case | {"ranks": 64, "over_bound": 1.01}, case | {"ranks": 1024, "over_bound": 1.5, "attainable": False}]
+    assert step_table(records).splitlines()[0] == "| costs | workload | sync | planner | 64 ranks | 1,024 ranks |"
+    assert step_table(records).splitlines()[2:] == ["| 7B | image-text | `step` | evenpack | 1.010 | 1.500 * |"]
