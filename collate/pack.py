@@ -130,13 +130,14 @@ def row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAda
     ids = lay_out([sample.tensor("input_ids") for sample in samples], 0, adapter.pad_token_id, bounds, pin)
     positions = on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
     types = type_ids(layouts, bounds)
+    has_media = any(len(layout.runs) for layout in layouts)  # without any, a page that nobody writes to costs nothing
     segment_ids = on_host(bounds.segment_ids, pin)[None]
     return {
         "input_ids": ids[None],
         "position_ids": positions if adapter.rope == "1d" else positions[:, None],
         "padding_mask": on_host(bounds.padding_mask, pin)[None],
         "mm_token_type_ids": on_host(types, pin)[None],
-        "media_token_validity_mask": on_host(types != 0, pin)[None],
+        "media_token_validity_mask": on_host(types != 0 if has_media else np.zeros(len(types), np.bool_), pin)[None],
         "segment_ids": segment_ids,
         "seq_idx": segment_ids,
     }

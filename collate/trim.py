@@ -130,6 +130,8 @@ def refuse_padded(input_ids: torch.Tensor, labels: torch.Tensor | None, pad: int
 def trim(values: dict[str, Any], fields: FieldSet, span: tuple[int, int]) -> None:
     """Cut every token field of a row to a span, in place."""
     start, stop = span
+    if (start, stop) == (0, len(values["input_ids"])):
+        return
     for field in fields.of_kind("token"):
         if field.name in values:
             values[field.name] = values[field.name].narrow(field.axis, start, stop - start).contiguous()

@@ -87,7 +87,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return self.dtype == ANY or dtype_name(dtype) == self.dtype
 
 
-class FieldSet(msgspec.Struct, frozen=True):
+class FieldSet(msgspec.Struct, frozen=True, dict=True):
     """The declared fields of a sample, in declaration order, by unique name."""
 
     fields: tuple[Field, ...]
@@ -102,17 +102,22 @@ class FieldSet(msgspec.Struct, frozen=True):
         return iter(self.fields)
 
     def __contains__(self, name: object) -> bool:
-        return any(field.name == name for field in self.fields)
+        return name in self._by_name
 
     def __getitem__(self, name: str) -> Field:
-        for field in self.fields:
-            if field.name == name:
-                return field
-        raise KeyError(name)
+        return self._by_name[name]
 
     def of_kind(self, kind: Kind) -> tuple[Field, ...]:
         """Return the fields of one kind, in declaration order."""
-        return tuple(field for field in self.fields if field.kind == kind)
+        return self._by_kind[kind]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[object, Field]:
+        return {field.name: field for field in self.fields}
+
+    @functools.cached_property
+    def _by_kind(self) -> dict[str, tuple[Field, ...]]:
+        return {kind: tuple(field for field in self.fields if field.kind == kind) for kind in get_args(Kind)}
 
     def extended(self, more: Iterable[Field]) -> Self:
         """Return this set with further fields.
