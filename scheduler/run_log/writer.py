@@ -128,8 +128,8 @@ class RunLog:
     def _has_failed(self) -> bool:
         error, self._error = self._error, None
         if error is not None:
-            warnings.warn(f"{self!r}: recording stops, training goes on: {error}", RuntimeWarning, stacklevel=3)
             self._failed = True
+            warnings.warn(f"{self!r}: recording stops, training goes on: {error}", RuntimeWarning, stacklevel=3)
         return self._failed
 
     def _run(self) -> None:
