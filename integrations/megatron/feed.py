@@ -77,7 +77,8 @@ class Feed:
             self._scheduler = self._open(config, work)
         step = next(self._scheduler)
         assert config.samples_per_step is not None
-        self.consumed_items += config.samples_per_step
+        # The last step of the data may hold fewer.
+        self.consumed_items = min(self.consumed_items + config.samples_per_step, self._source.position)
         self.consumed_samples += int((step.plan.rank >= 0).sum())
         self._source.forget(self.consumed_items)
         return step

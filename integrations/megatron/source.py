@@ -61,6 +61,11 @@ class PulledSource:
             return False
         return True
 
+    @property
+    def position(self) -> int:
+        """Number of items read so far."""
+        return self._position
+
     def forget(self, position: int) -> None:
         """Let go of the items before a position: their step was handed out."""
         with self._lock:

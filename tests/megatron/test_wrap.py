@@ -178,13 +178,13 @@ def test_every_rank_learns_that_the_data_has_ended():
     def body():
         items = Samples([own_sample(5, n) for n in range(3)])
         wrap(items, 2)
-        _, _, total, _ = wrap(items, 2)
+        iterator, _, total, _ = wrap(items, 2)
         with pytest.raises(StopIteration):
             wrap(items, 2)
-        return total
+        return total, iterator.feed and iterator.feed.consumed_items
 
     # One of the readers has fewer items than the call asks for: what is left is spread.
-    assert on_ranks(body, 4, tp=2) == [10] * 4
+    assert on_ranks(body, 4, tp=2) == [(10, 3), (10, None)] * 2
 
 
 BAD = [
