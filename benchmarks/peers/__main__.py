@@ -22,7 +22,7 @@ from evenpack.scheduler.plan import PlanConfig, plan_step, warm_up
 from ..workloads import WORKLOADS, Workload
 from .adapters import PEERS
 from .environment import build
-from .report import HEAD, SAME, Row, agreement, our_partition, plan_of, row_of, same_packs, verl_tasks
+from .report import HEAD, SAME, Row, agreement, markdown, our_partition, plan_of, row_of, same_packs, verl_tasks
 
 NAMES = ("sft", "long tail", "image-text")
 TIMEOUT = 300
@@ -63,10 +63,24 @@ def our_rows(workload: Workload, num_ranks: int, config: PlanConfig) -> list[Row
     for name, (planner, settings, origin) in planners.items():
         took = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             plan = planner(workload.table, num_ranks=num_ranks, config=settings)
-            took.append(time.perf_counter() - start)
+            took.append(time.process_time() - start)
         rows.append(row_of(name, origin, plan, workload.capacity, statistics.median(took)))
+    return rows
+
+
+def all_rows(workload: Workload, num_ranks: int, answers: dict[str, dict[str, Any]], number: int) -> list[Row]:
+    """Return ours, the re-implementations, and the released code on one workload."""
+    config = PlanConfig(max_tokens=workload.capacity)
+    rows = our_rows(workload, num_ranks, config)
+    for peer, answer in answers.items():
+        if "answers" in answer:
+            package, what, _ = PEERS[peer]
+            found = answer["answers"][number]
+            plan = plan_of(workload, found["ranks"], config)
+            origin = f"real: {package} {answer['version']}"
+            rows.append(row_of(what, origin, plan, workload.capacity, found["seconds"]))
     return rows
 
 
@@ -76,6 +90,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--samples", type=int, default=64, help="samples of each rank")
     parser.add_argument("--environment", type=Path, default=Path(".venv-peers"), help="folder of the packages")
+    parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="folder of the documentation's table")
     options = parser.parse_args()
     num_ranks = options.ranks
     python, missing = build(options.environment)
@@ -87,19 +102,15 @@ def main() -> None:
         needed = (package, "binpacking") if peer == "swift" else (package,)
         reason = next((missing[name] for name in needed if name in missing), None)
         answers[peer] = {"missing": reason} if reason else ask(python, peer, tasks)
+    tables: dict[str, list[Row]] = {}
     for number, workload in enumerate(workloads):
-        config = PlanConfig(max_tokens=workload.capacity)
         print(f"\n## {workload.name}: {len(workload.table)} samples on {num_ranks} ranks, capacity {workload.capacity}, "
               f"sync=\"step\"\n\n{HEAD}")  # fmt: skip
-        for row in our_rows(workload, num_ranks, config):
+        tables[workload.name] = all_rows(workload, num_ranks, answers, number)
+        for row in tables[workload.name]:
             print(row.line())
-        for peer, answer in answers.items():
-            if "answers" in answer:
-                package, what, _ = PEERS[peer]
-                found = answer["answers"][number]
-                plan = plan_of(workload, found["ranks"], config)
-                origin = f"real: {package} {answer['version']}"
-                print(row_of(what, origin, plan, workload.capacity, found["seconds"]).line())
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "peers.md").write_text(markdown(tables) + "\n", encoding="utf-8")
     print("\n## not run\n")
     for peer, answer in answers.items():
         if "missing" in answer:

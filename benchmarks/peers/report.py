@@ -1,6 +1,6 @@
 """Figures of a peer's packs, and whether our re-implementation decides the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         imbalance: largest over mean load of the ranks.
         over_capacity: packs above the capacity.
         dropped: samples that are in no pack.
-        seconds: of one call.
+        seconds: CPU time of one call.
     """
 
     name: str
@@ -48,9 +48,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HEAD = (
-    f"{'':50}  {'code':28}  {'packs':>5}  {'M':>3}  {'/ bound':>9}  {'imbalance':>9}  {'over':>5}  {'dropped':>7}  {'ms':>9}\n"
+    f"{'':50}  {'code':28}  {'packs':>5}  {'M':>3}  {'/ bound':>9}  {'imbalance':>9}  {'over':>5}  {'dropped':>7}  {'CPU ms':>9}\n"
     "M: packs of a rank; / bound: objective over the lower bound; over: packs above the capacity"
 )
+
+
+def markdown(rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return the table of the documentation: objective over the bound, packs and time, a column per workload."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for found in rows.values():
+        for row in found:
+            over = f", {row.over_capacity} over capacity" if row.over_capacity else ""
+            cell = f"{row.over_bound:.3f}, {row.num_packs} packs{over}, {row.seconds * 1e3:.1f} ms"
+            cells.setdefault((row.name, row.origin), []).append(cell)
+    lines = [["algorithm", "code", *rows], ["---"] * (2 + len(rows)), *([*head, *each] for head, each in cells.items())]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def row_of(name: str, origin: str, plan: StepPlan, capacity: int, seconds: float) -> Row:
