@@ -11,8 +11,8 @@ from .simulate import METHODS, OURS, Setting, simulate
 
 #: Settings that gain less are not worth a change.
 WORTH = 0.01
-#: Most steps of a simulation of another setting; half as many where a step has twice the samples.
-STEPS = 8
+#: Samples that are planned to try a setting, and the fewest steps; half as many where a step has twice the samples.
+SAMPLES_TRIED, FEWEST_STEPS = 16_384, 4
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ def alternatives(pool: Pool, fitted: Fitted, setting: Setting, cp_size: int = 1)
 
     Left out are those that would drop or cut more samples than the setting does, and those for which there are too few.
     """
-    setting = msgspec.structs.replace(setting, steps=min(setting.steps, STEPS))
+    setting = msgspec.structs.replace(setting, steps=min(setting.steps, max(FEWEST_STEPS, SAMPLES_TRIED // setting.batch)))
     config = setting.config
     lost = fitted.num_dropped + fitted.num_truncated
     found = []
@@ -86,11 +86,11 @@ def advise(
 
     Args:
         tried: what `alternatives` returned.
-        now: efficiency of each step of the setting as it is; the first `STEPS` of them, the same samples, are compared.
+        now: efficiency of each step of the setting as it is; as many of them as are tried, the same samples, are compared.
         progress: called after each plan, with 1.
     """
     ours = {OURS: METHODS[OURS]}
-    base = float(np.mean(now[:STEPS]))
+    base = float(np.mean(now[: max((changed.steps for _, _, _, changed in tried), default=1)]))
     found = []
     for change, meaning, samples, changed in tried:
         try:
