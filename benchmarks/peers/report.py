@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HEAD = (
-    f"{'':50}  {'code':28}  {'packs':>5}  {'M':>3}  {'/ bound':>9}  {'imbalance':>9}  {'over':>5}  {'dropped':>7}  {'CPU ms':>9}\n"
+    f"{'':50}  {'code':28}  {'packs':>5}  {'M':>3}  {'/ bound':>9}  {'imbalance':>9}  {'over':>5}  {'lost':>7}  {'CPU ms':>9}\n"
     "M: packs of a rank; / bound: objective over the lower bound; over: packs above the capacity"
 )
 
