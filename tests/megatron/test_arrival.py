@@ -8,6 +8,8 @@ import torch
 
 from evenpack.core import FieldShapeError
 from evenpack.integrations.megatron import next_batch
+from evenpack.integrations.megatron.ranks import Ranks
+from evenpack.integrations.megatron.settings import scheduler_config
 from evenpack.models import adapter_for
 from evenpack.scheduler import SchedulerConfig
 
@@ -118,6 +120,40 @@ def test_blocks_of_an_fp8_recipe_pad_the_row_once_and_never_its_segments(sequenc
             assert padded[-1] == -(-segment * count // block) * block
             assert count < 64 or padded[-1] == row_slots
             assert len(row["tokens"][0]) * 2 == padded[-1]
+
+
+class Group:
+    """A process group of a size, which is all that settings ask for."""
+
+    def __init__(self, size):
+        self.size = lambda: size
+
+
+#: Sequence parallelism, recipe, what else the user sets; multiples of segments and rows with context parallelism of 4 and
+#: tensor parallelism of 8, or the error.
+ALIGNMENTS = [
+    (False, "blockwise", None, (8, 512)),
+    (True, "blockwise", None, (64, 4096)),
+    (True, "blockwise", {}, (64, 4096)),
+    (True, "mxfp8", {"align": 192}, (192, 3072)),
+    (False, "custom", {"align": 8, "pack_align": 64}, (8, 64)),
+    (False, "custom", {}, "fp8_recipe='custom'"),
+    (True, "blockwise", {"pack_align": 512}, "pack_align=512 must be a multiple of 4096"),
+    (True, None, {"align": 8}, "align=8 must be a multiple of 64"),
+]
+
+
+@pytest.mark.parametrize(("sequence_parallel", "recipe", "given", "expected"), ALIGNMENTS)
+def test_alignment_of_settings_follows_the_config(sequence_parallel, recipe, given, expected):
+    ranks = Ranks(dp=Group(1), tp=Group(8), cp=Group(4), pp=Group(1))
+    config = settings(sequence_parallel=sequence_parallel, fp8=recipe and "e4m3", fp8_recipe=recipe)
+    own = None if given is None else SchedulerConfig(max_tokens=8192, samples_per_step=1, **given)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            scheduler_config(config, own, ranks, 4, 1)
+    else:
+        found = scheduler_config(config, own, ranks, 4, 1)
+        assert (found.align, found.pack_align) == expected
 
 
 # Targets ------------------------------------------------------------------------------------------------------------
