@@ -131,11 +131,6 @@ def _shorten(arguments: type) -> None:
     arguments.__post_init__ = on_cpu
 
 
-def for_loops(names: dict[str, Any]) -> dict[str, Any]:
-    """A wrapped model, as the page on loops has it."""
-    return {"model": DistributedDataParallel(prepare_model(names["model"]))}
-
-
 def for_trainer(names: dict[str, Any]) -> dict[str, Any]:
     """Samples for the first block, conversations for the second, a table of text for TRL."""
     import datasets
@@ -202,7 +197,6 @@ def for_megatron(names: dict[str, Any]) -> dict[str, Any]:
 
 
 PREPARE = {
-    "docs/loops.md": for_loops,
     "docs/trainer.md": for_trainer,
     "docs/datasets.md": for_datasets,
     "docs/megatron.md": for_megatron,
