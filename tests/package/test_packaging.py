@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -56,5 +57,13 @@ def test_wheel_holds_the_package_alone(tmp_path):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"evenpack"}
     assert {name.split("/")[1] for name in names if name.startswith("evenpack/")} >= {*FOLDERS, "__init__.py", "py.typed"}
     for folder in FOLDERS:
-        sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        sources = {path.relative_to(ROOT).as_posix() for path in files}
         assert sources == {name.removeprefix("evenpack/") for name in names if name.startswith(f"evenpack/{folder}/")}
+
+
+def test_the_changelog_knows_the_version():
+    from evenpack import __version__
+
+    assert f"\n## {__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dynamic"]
