@@ -12,11 +12,13 @@ import functools
 import os
 import sys
 
+import msgspec
 import torch
 
 from evenpack.scheduler.plan import warm_up
 from evenpack.scheduler.testing import run_ranks
 
+from .calibrate import measure_costs
 from .data import make_model, make_samples, train_tokenizer
 from .report import lines
 from .training import MODES, Outcome, Setting, train
@@ -60,10 +62,14 @@ def main() -> int:
     samples = [make_samples(0, rank, num_ranks, setting.num_samples, tokenizer) for rank in range(num_ranks)]
     model = functools.partial(make_model, tokenizer)
     cores = sorted(os.sched_getaffinity(0))
+    cpu = torch.device("cpu")
+    # In a process of its own, like the trainings: a process that has run a backward pass is no good to fork from.
+    cost = run_ranks(lambda *_: measure_costs(model, samples[0] + samples[-1], cpu), 1, backend="gloo", timeout=1800)[0]
+    setting = msgspec.structs.replace(setting, cost=cost)
 
     def one(letter: str, rank: int) -> Outcome:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
-        return train(MODES[letter], model, samples[rank], setting, torch.device("cpu"))
+        return train(MODES[letter], model, samples[rank], setting, cpu)
 
     found: dict[str, list[Outcome]] = {letter: [] for letter in modes}
     for letter in turns(modes, rounds):
@@ -73,6 +79,8 @@ def main() -> int:
     text = lines(found, setting.steps)
     print(f"{num_ranks} ranks, one core each ({len(cores)} cores), {setting.samples_per_step} samples a rank and step, "
           f"{setting.capacity} tokens a batch or pack, {rounds} rounds")  # fmt: skip
+    quality = f"R^2 {cost.r_squared:.3f}, median error {cost.median_error:.1%}"
+    print(f"costs: fitted to {cost.num_observations} micro-batches timed before, {quality}")
     print("\n".join(text))
     return int(any(line.startswith("MISS") for line in text))
 

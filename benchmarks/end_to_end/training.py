@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal
 from evenpack.cli.what_if.opponents.next_fit import next_fit
 from evenpack.models import adapter_for, prepare_model
-from evenpack.scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepPlan
+from evenpack.scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepPlan
+from evenpack.scheduler.cost import CostFit
 from evenpack.scheduler.plan import plan_step
 
 from .padded import PaddedStep, Sample, collate
@@ -54,11 +55,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         capacity: most tokens of a batch or pack, padding included.
         samples_per_step: of each rank.
         steps: timed steps.
+        cost: cost of samples and micro-batches, the same for all planners.
     """
 
     capacity: int
     samples_per_step: int
     steps: int
+    cost: CostFit | None = None
 
     @property
     def num_samples(self) -> int:
@@ -154,8 +157,10 @@ def _steps(
         starts = range(0, len(samples), each)
         yield (PaddedStep.of(samples[start : start + each], setting.capacity, mode.by_length, device) for start in starts)
         return
-    config = SchedulerConfig(max_tokens=setting.capacity, samples_per_step=each, sync="step", **mode.settings)
-    parts = dict(adapter=adapter_for(model.config), cost=CostModel.from_config(model.config), groups=ProcessGroups.from_world())
+    assert setting.cost is not None, "costs are measured first"
+    costs = {"microbatch_cost": setting.cost.microbatch_cost}
+    config = SchedulerConfig(max_tokens=setting.capacity, samples_per_step=each, sync="step", **costs, **mode.settings)
+    parts = dict(adapter=adapter_for(model.config), cost=setting.cost.model, groups=ProcessGroups.from_world())
     with PackingScheduler(samples, config=config, planner=mode.planner, **parts) as scheduler:
         yield scheduler
 

@@ -7,12 +7,14 @@ import argparse
 import functools
 import os
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from evenpack.scheduler.plan import warm_up
 
 from .__main__ import add_sizes, sizes, turns
+from .calibrate import measure_costs
 from .data import make_model, make_samples, train_tokenizer
 from .report import lines
 from .training import MODES, Outcome, train
@@ -43,9 +45,13 @@ def main() -> None:
     warm_up()
     tokenizer = train_tokenizer()
     samples = make_samples(0, rank, num_ranks, setting.num_samples, tokenizer)
+    model = functools.partial(make_model, tokenizer)
+    costs = [measure_costs(model, samples, device) if rank == 0 else None]
+    dist.broadcast_object_list(costs, device=device if device.type == "cuda" else None)
+    setting = msgspec.structs.replace(setting, cost=costs[0])
     found: dict[str, list[Outcome]] = {letter: [] for letter in modes}
     for letter in turns(modes, rounds):
-        found[letter].append(train(MODES[letter], functools.partial(make_model, tokenizer), samples, setting, device))
+        found[letter].append(train(MODES[letter], model, samples, setting, device))
     if rank == 0:
         note = "" if device.type == "cuda" else "; memory is that of the process so far, all modes before included"
         print(f"{num_ranks} ranks on {device.type}, {rounds} rounds{note}")
