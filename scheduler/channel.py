@@ -46,6 +46,11 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     gathers_on_device: bool = False
     exchanges_on_device: bool = False
 
+    @property
+    def aside(self) -> Transport:
+        """The transport on which the thread that prepares steps may gather at any time, whatever the training thread does."""
+        return self.steps.blocks if isinstance(self.steps, MixedTransport) else self.steps
+
     def lost(self, error: TransportError, where: str) -> PeerLostError:
         """Return the error that names who did not come.
 

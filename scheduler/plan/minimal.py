@@ -194,7 +194,13 @@ def homeward_microbatch(problem: Problem, count: int, reserve: bool, bound: int)
 
 
 def _sum_of_largest(problem: Problem, bins: Bins) -> int:
-    return int(bins.loads(problem).reshape(problem.num_ranks, bins.count, -1).max(axis=0).sum())
+    return int(_largest(problem, bins.loads(problem), bins.count).sum())
+
+
+def _largest(problem: Problem, load: Ints, count: int) -> Ints:
+    """`[M, K]` largest cost of each micro-batch, or what it may cost anyway where the others set a level."""
+    largest: Ints = load.reshape(problem.num_ranks, count, -1).max(axis=0)
+    return largest if problem.level is None else np.maximum(largest, problem.level)
 
 
 def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool) -> Bins | None:
@@ -204,7 +210,7 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
     goal = np.zeros((ranks, count, problem.num_phases), np.int64)
     first = fill_costly(problem, bins, goal, partial(_fill_at_home, rank_of, every))
     rest = np.flatnonzero(bins.bin_of < 0)
-    spent = _sum_of_largest(problem, bins)
+    spent = int(_largest(problem, bins.loads(problem), count)[:first].sum())
     mean = -(-int(problem.weight[rest].sum()) // ranks)
     allowed = max(limit - spent, mean + int(mean * problem.config.tolerance))
     heavy = problem.weight * 2 > mean // max(count - first, 1)
@@ -322,11 +328,12 @@ def _lower(problem: Problem, bins: Bins, limit: int, between: str) -> bool:
     """
     ranks, count = problem.num_ranks, bins.count
     load = bins.loads(problem)
-    largest = load.reshape(ranks, count, -1).max(axis=0)
+    largest = _largest(problem, load, count)
     excess = int(largest.sum()) - limit
     if excess <= 0:
         return False
-    slack = largest - column_goals(problem, bins, load)
+    least = column_goals(problem, bins, load)
+    slack = largest - (least if problem.level is None else np.maximum(least, problem.level))
     share = min(excess / max(int(slack.sum()), 1), 1.0)
     goals = largest - np.ceil(slack * share).astype(np.int64)
     packs = np.arange(ranks * count).reshape(ranks, count)

@@ -30,7 +30,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     A part of a larger step, planned alone, knows of the rest: `brief`, to spend as little time as on the whole; `elsewhere`,
     bit flags of the media that others may carry in any micro-batch; `floor`, `[m, K]` what the first micro-batches cost
-    elsewhere anyway.
+    elsewhere anyway; `level`, `[M, K]` what every micro-batch may cost.
     """
 
     config: PlanConfig
@@ -56,6 +56,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     brief: bool = False
     elsewhere: int = 0
     floor: Ints | None = None
+    level: Ints | None = None
 
     @property
     def is_large(self) -> bool:

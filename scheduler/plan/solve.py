@@ -190,7 +190,8 @@ def attempt(problem: Problem, count: int, bound: int, build: Builder | None = No
         found = None if bins is None else finish(problem, bins)
         if found is not None:
             return found
-    return None if step or not flags else _segregate(problem, count)
+    # A part alone cannot say which micro-batch carries what on all ranks.
+    return None if step or not flags or problem.elsewhere else _segregate(problem, count)
 
 
 def _segregate(problem: Problem, count: int) -> Assignment | None:

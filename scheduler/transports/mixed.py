@@ -12,28 +12,31 @@ class MixedTransport:
     Args:
         rows: for the gather.
         blocks: for the exchange.
+
+    Attributes:
+        blocks: the second one, for what else the preparing thread gathers without the training thread.
     """
 
     def __init__(self, rows: Transport, blocks: Transport) -> None:
         assert (rows.rank, rows.num_ranks) == (blocks.rank, blocks.num_ranks)
         self.rank, self.num_ranks = rows.rank, rows.num_ranks
-        self._rows, self._blocks = rows, blocks
+        self._rows, self.blocks = rows, blocks
 
     @property
     def buffer_bytes(self) -> int:
         """Memory held for received blocks."""
-        return int(getattr(self._blocks, "buffer_bytes", 0))
+        return int(getattr(self.blocks, "buffer_bytes", 0))
 
     def gather(self, data: np.ndarray) -> np.ndarray:
         return self._rows.gather(data)
 
     def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
-        return self._blocks.exchange(outgoing, send_sizes, receive_sizes)
+        return self.blocks.exchange(outgoing, send_sizes, receive_sizes)
 
     def abort(self) -> None:
         self._rows.abort()
-        self._blocks.abort()
+        self.blocks.abort()
 
     def close(self) -> None:
         self._rows.close()
-        self._blocks.close()
+        self.blocks.close()

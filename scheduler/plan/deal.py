@@ -1,0 +1,252 @@
+"""The coarse level of a plan by pods: which pod plans which sample. Every rank computes it, in O(N)."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from . import kernels, pod_kernels, tally
+from .free import free_microbatch
+from .minimal import loosened
+from .problem import Problem
+from .table import Ints
+
+#: Most load of a pod: its mean and this part of what the tolerance allows a rank above it.
+ROOM = {"step": 0.5, "microbatch": 0.0}
+#: Most tokens of a pod: this part of the way from what the mean pod holds to what fits.
+FILL = 0.5
+#: Levels of micro-batches fall by this much from the middle to either end: like meets like, costliest first.
+SLOPE = 0.01
+#: A miniature of the step has at least so many ranks.
+MINIATURE = 128
+
+
+class Pods(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Groups of consecutive ranks.
+
+    Attributes:
+        first: `[P + 1]` first rank of each pod, and R.
+        pod: `[R]` pod of each rank.
+    """
+
+    first: Ints
+    pod: Ints
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """`[P]` ranks of each pod."""
+        return np.diff(self.first)
+
+    @classmethod
+    def of(cls, node: Ints, number: int) -> "Pods":
+        """Cut ranks into about `number` pods of like size, between nodes where a border is near.
+
+        Example:
+            >>> Pods.of(np.array([0, 0, 0, 1, 1, 1, 2, 2]), 2).first.tolist()
+            [0, 3, 8]
+        """
+        ranks = len(node)
+        borders = np.flatnonzero(np.diff(node)) + 1
+        cuts = {0, ranks}
+        for index in range(1, number):
+            ideal = ranks * index // number
+            near = borders[np.abs(borders - ideal) * 4 <= ranks // number]
+            cuts.add(int(near[np.argmin(np.abs(near - ideal))]) if len(near) else ideal)
+        first = np.array(sorted(cuts), np.int64)
+        return cls(first=first, pod=np.repeat(np.arange(len(first) - 1), np.diff(first)))
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The samples of every pod.
+
+    Attributes:
+        order: `[N]` samples, pod after pod, ascending in each; starts: `[P + 1]`.
+        rank_of: `[N]` rank that a sample starts from: its home, or another where it changed pods; None where homes do not
+            count.
+        floor: `[m, K]` what the first micro-batches cost on some rank anyway.
+        level: `[M, K]` what every micro-batch may cost; None where that does not count.
+    """
+
+    order: Ints
+    starts: Ints
+    rank_of: Ints | None
+    floor: Ints
+    level: Ints | None
+
+    def samples(self, pod: int) -> Ints:
+        """Samples of one pod, ascending."""
+        return self.order[self.starts[pod] : self.starts[pod + 1]]
+
+
+def deal(problem: Problem, pods: Pods, count: int, bound: int) -> Share:
+    """Share the samples out so that every pod can be planned alone."""
+    floor, level = np.zeros((0, problem.num_phases), np.int64), None
+    if problem.config.sync == "microbatch":
+        if problem.num_phases == 1:
+            floor, rest = floors(problem, count)
+            level = _levels(problem, floor, rest, count, bound)
+        elif problem.config.movement == "minimal":
+            level = _profile(problem, count, bound)
+    if problem.config.movement == "free":
+        pod_of, rank_of = _deal_out(problem, pods), None
+    else:
+        rank_of = _relieve(problem, pods, count, bound, floor)
+        pod_of = pods.pod[rank_of]
+    order, starts = kernels.group(pod_of, len(pods))
+    return Share(order=order, starts=starts, rank_of=rank_of, floor=floor, level=level)
+
+
+def part(problem: Problem, pods: Pods, share: Share, pod: int) -> Problem:
+    """One pod's problem; its ranks count from 0. Samples that came from elsewhere move for nothing: they move anyway."""
+    first, last = int(pods.first[pod]), int(pods.first[pod + 1])
+    index = share.samples(pod)
+    sub = problem.subset(index)
+    home, nbytes = np.zeros(len(index), np.int64), sub.nbytes
+    if share.rank_of is not None:
+        home = share.rank_of[index] - first
+        nbytes = np.where(share.rank_of[index] == sub.home, nbytes, 0)
+    return msgspec.structs.replace(
+        sub,
+        home=home,
+        nbytes=nbytes,
+        num_ranks=last - first,
+        node=np.unique(problem.node[first:last], return_inverse=True)[1].astype(np.int64),
+        brief=True,
+        elsewhere=problem.modalities if problem.config.sync == "microbatch" else 0,
+        floor=share.floor,
+        level=share.level,
+    )
+
+
+def floors(problem: Problem, count: int) -> tuple[Ints, Ints]:
+    """`[m, K]` cost of the micro-batches that one heavy sample makes costly, by `free.fill_costly`'s rule, and `[K]` the rest.
+
+    Pods without such a sample may fill these micro-batches as far, since some rank takes that long anyway.
+    """
+    ranks = problem.num_ranks
+    total = problem.cost.sum(axis=0)
+    rest, spent = total.copy(), np.zeros(problem.num_phases, np.int64)
+    used = [0] * problem.num_phases
+    found: list[Ints] = []
+    room = np.arange(1, count + 1) * ranks * problem.capacity
+    for index in range(count - 1):
+        level = -(-rest // (ranks * (count - index)))
+        heaviest = np.array([_ranked(problem, k, used[k] * ranks) for k in range(problem.num_phases)], np.int64)
+        over = heaviest / np.maximum(level, 1)
+        phase = int(np.argmax(over))
+        if over[phase] <= 1:
+            break
+        goal = np.zeros(problem.num_phases, np.int64)
+        goal[phase] = heaviest[phase]
+        found.append(goal)
+        used[phase] += 1
+        # Packs reach what they may cost only where the capacity holds that much.
+        spent += np.where(goal > 0, goal, level) * ranks
+        rest = np.maximum(total - np.minimum(spent, _most_work(problem, phase, room[index])), 0)
+    return np.array(found, np.int64).reshape(-1, problem.num_phases), rest
+
+
+def _levels(problem: Problem, floor: Ints, rest: Ints, count: int, bound: int) -> Ints:
+    """`[M, K]` what micro-batches may cost so that all together end at the limit: the rest is even where it can be."""
+    others = max(count - len(floor), 1)
+    level = np.concatenate([floor, np.tile(-(-rest // (problem.num_ranks * others)), (count - len(floor), 1))])
+    for row in level[: len(floor)]:
+        row[row == 0] = level[-1][row == 0]
+    spare = max(loosened(problem, bound) - int(level.sum()), 0)
+    share: Ints = level[len(floor) :] + level[len(floor) :] * spare // max(int(level[len(floor) :].sum()), 1)
+    slope = 1 + SLOPE * (1 - 2 * np.arange(others) / max(others - 1, 1))
+    return np.concatenate([level[: len(floor)], (share[:others] * slope[:, None]).astype(np.int64)])
+
+
+def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
+    """`[M, K]` what micro-batches cost in a plan of a miniature of the step; None where there is none."""
+    every = max(problem.num_ranks // MINIATURE, 1)
+    small = msgspec.structs.replace(
+        problem.subset(problem.by_share[::every]),
+        num_ranks=-(-problem.num_ranks // every),
+        config=msgspec.structs.replace(problem.config, movement="free"),
+        node=problem.node[: -(-problem.num_ranks // every)],
+        brief=True,
+    )
+    bins = free_microbatch(small, count, False, bound)
+    if bins is None:
+        return None
+    level = bins.loads(small).reshape(small.num_ranks, count, -1).max(axis=0)
+    level = level[np.argsort(-level.sum(axis=1), kind="stable")]
+    limit = loosened(problem, bound)
+    return level + level * max(limit - int(level.sum()), 0) // max(int(level.sum()), 1)
+
+
+def _ranked(problem: Problem, phase: int, position: int) -> int:
+    order = problem.by_cost[phase]
+    return int(problem.cost[order[position], phase]) if position < len(order) else 0
+
+
+def _most_work(problem: Problem, phase: int, room: int) -> int:
+    weight = np.ascontiguousarray(problem.cost[:, phase])
+    density = weight / problem.size
+    return int(tally.knapsacks(weight, problem.size, density, density.view(np.int64), np.array([room]))[0])
+
+
+def _deal_out(problem: Problem, pods: Pods) -> Ints:
+    """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike."""
+    within = np.concatenate([np.arange(size) for size in pods.sizes])
+    turns = np.ascontiguousarray(pods.pod[np.lexsort((pods.pod, within))])
+    pod_of = np.empty(len(problem.size), np.int64)
+    order = problem.by_share
+    for phase in range(problem.num_phases):
+        pod_kernels.deal(order if problem.num_phases == 1 else order[problem.main_phase[order] == phase], turns, pod_of)
+    return pod_of
+
+
+def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) -> Ints:
+    """`[N]` rank that each sample starts from: its home, unless its pod has too much."""
+    rank_of, movable = problem.home.copy(), np.ones(len(problem.home), np.bool_)
+    if len(floor):
+        phase = int(np.argmax(floor[0]))
+        _share_heads(problem, pods, rank_of, movable, problem.by_cost[phase][: problem.num_ranks])
+    ranks, sizes = problem.num_ranks, pods.sizes
+    mean = -(-int(problem.weight.sum()) // ranks)
+    above = loosened(problem, bound) - mean if problem.config.sync == "step" else int(mean * problem.config.tolerance)
+    limit = sizes * mean + (sizes * above * ROOM[problem.config.sync]).astype(np.int64)
+    fits = count * problem.capacity
+    tokens = -(-int(problem.size.sum()) // ranks)
+    most_tokens = sizes * tokens + (sizes * max(fits - tokens, 0) * FILL).astype(np.int64)
+    for gain, other, most, most_other, rank_limit in (
+        (problem.size, problem.weight, most_tokens, limit, fits),
+        (problem.weight, problem.size, limit, most_tokens, mean + max(above, 0)),
+    ):
+        by_home, starts = kernels.group(rank_of, ranks)
+        load, load_other = tally.sums(rank_of, gain, ranks), tally.sums(rank_of, other, ranks)
+        pod_load, pod_other = np.add.reduceat(load, pods.first[:-1]), np.add.reduceat(load_other, pods.first[:-1])
+        if (pod_load > most).any():
+            pod_kernels.relieve(
+                pods.pod, by_home, starts, gain, other, problem.nbytes, movable, load, pod_load, pod_other, most, most,
+                most_other, rank_limit, rank_of,
+            )  # fmt: skip
+    return rank_of
+
+
+def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Sequence[bool] | Ints, heads: Ints) -> None:
+    """Every pod gets as many of the heaviest samples as it has ranks: those that are not alone at home go first."""
+    by_bytes = heads[np.argsort(-problem.nbytes[heads], kind="stable")]
+    held = np.bincount(pods.pod[problem.home[heads]], minlength=len(pods))
+    _, first = np.unique(problem.home[by_bytes], return_index=True)
+    alone = np.zeros(len(heads), np.bool_)
+    alone[first] = True
+    surplus = np.maximum(held - pods.sizes, 0)
+    movers = by_bytes[~alone][::-1]
+    # The first `surplus` of each pod go.
+    order, starts = kernels.group(pods.pod[problem.home[movers]], len(pods))
+    place = np.arange(len(movers)) - starts[pods.pod[problem.home[movers[order]]]]
+    movers = movers[order][place < surplus[pods.pod[problem.home[movers[order]]]]]
+    without = np.setdiff1d(np.arange(problem.num_ranks), problem.home[heads])
+    order, starts = kernels.group(pods.pod[without], len(pods))
+    place = np.arange(len(without)) - starts[pods.pod[without[order]]]
+    takers = without[order][place < np.maximum(pods.sizes - held, 0)[pods.pod[without[order]]]]
+    number = min(len(movers), len(takers))
+    rank_of[movers[:number]] = takers[:number]
+    movable[heads] = False  # type: ignore[call-overload]

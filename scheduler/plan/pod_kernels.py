@@ -1,0 +1,88 @@
+# mypy: disable-error-code="no-untyped-def, assignment"
+"""Compiled loops of the coarse level of a plan by pods; none calls another."""
+
+import numpy as np
+
+from .kernels import _jit
+
+
+@_jit
+def deal(order, pod_of_turn, out):
+    """Deal samples, heaviest first, to pods in turn, and every second round in reverse, so that all get alike shares.
+
+    Args:
+        order: `[N]` samples.
+        pod_of_turn: `[R]` pod of each turn of a round.
+        out: `[N]` pod of each sample, output.
+    """
+    turns = len(pod_of_turn)
+    turn, step = 0, 1
+    for index in order:
+        out[index] = pod_of_turn[turn]
+        if 0 <= turn + step < turns:
+            turn += step
+        else:
+            step = -step
+
+
+@_jit
+def relieve(
+    pod, by_home, starts, gain, other, nbytes, movable, load, pod_load, pod_other, limit, most, most_other, rank_limit, rank_of
+):
+    """Pods above their limit give samples to ranks of others: those with the most gain per byte on their fullest ranks.
+
+    Each such rank gives one sample, then the next, round after round. Receivers are the emptiest ranks, one after the other.
+
+    Args:
+        pod: `[R]`. by_home: `[N]` samples, rank after rank as `rank_of` has them at the start; starts: `[R + 1]`.
+        gain: `[N]` what a sample counts; other: `[N]` what it counts in the second respect. nbytes, movable: `[N]`.
+        load: `[R]` sums of gain, updated. pod_load, pod_other: `[P]` sums of both, updated.
+        limit: `[P]` above which a pod gives; most, most_other: `[P]` up to which it takes. rank_limit: up to which a rank does.
+        rank_of: `[N]`, updated.
+    """
+    ranks = len(load)
+    ranked = np.argsort(load, kind="mergesort")
+    at = 0
+    for giver in range(len(limit)):
+        if pod_load[giver] <= limit[giver]:
+            continue
+        donors = ranked[pod[ranked] == giver][::-1]
+        given = True
+        while given and pod_load[giver] > limit[giver]:
+            given = False
+            for rank in donors:
+                surplus = pod_load[giver] - limit[giver]
+                if surplus <= 0:
+                    break
+                looked = 0
+                while looked < ranks:
+                    taker = ranked[at]
+                    host = pod[taker]
+                    if host != giver and pod_load[host] < most[host] and load[taker] < rank_limit:
+                        break
+                    at = at + 1 if at + 1 < ranks else 0
+                    looked += 1
+                if looked == ranks:
+                    return
+                room = min(rank_limit - load[taker], most[host] - pod_load[host])
+                room_other = most_other[host] - pod_other[host]
+                chosen, best = np.int64(-1), 0.0
+                for position in range(starts[rank], starts[rank + 1]):
+                    index = by_home[position]
+                    if not movable[index] or rank_of[index] != rank or gain[index] > room or other[index] > room_other:
+                        continue
+                    # What goes beyond the surplus gains nothing.
+                    density = min(gain[index], surplus) / max(nbytes[index], 1)
+                    if density > best:
+                        chosen, best = index, density
+                at = at + 1 if at + 1 < ranks else 0
+                if chosen < 0:
+                    continue
+                given = True
+                rank_of[chosen] = taker
+                load[rank] -= gain[chosen]
+                load[taker] += gain[chosen]
+                pod_load[giver] -= gain[chosen]
+                pod_load[host] += gain[chosen]
+                pod_other[giver] -= other[chosen]
+                pod_other[host] += other[chosen]

@@ -1,0 +1,167 @@
+"""Plans in two levels: what holds for every plan holds for them, and ranks that share the work get the same plan."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_properties import check, instances
+
+from benchmarks.workloads import WORKLOADS, image_text_phases
+from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
+from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_step, pods
+from evenpack.scheduler.plan.deal import Pods, deal, part
+from evenpack.scheduler.plan.problem import build_problem
+from evenpack.scheduler.testing import run_ranks
+from evenpack.scheduler.transports import MemoryHub
+
+MODES = [(sync, movement) for sync in ("step", "microbatch") for movement in ("minimal", "free")]
+
+
+def same(one, other) -> bool:
+    return one.digest == other.digest and all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("rank", "microbatch", "padded", "cost", "dummy_media", "value", "lower_bound", "moved_bytes_lower_bound")
+    )
+
+
+def together(table, num_ranks, **settings):
+    """The plan of every rank, in a group of threads."""
+    hub = MemoryHub(num_ranks)
+
+    def plan(rank, _):
+        team = Team(rank=rank, gather=hub.transport(rank).gather)
+        return plan_step(table, num_ranks=num_ranks, team=team, **settings)
+
+    return run_ranks(plan, num_ranks)
+
+
+def workload(name: str, num_ranks: int, **settings):
+    make = image_text_phases if name == "phases" else WORKLOADS[name]
+    made = make(np.random.default_rng(3), num_ranks, 64)
+    return made.table, PlanConfig(max_tokens=made.capacity, **made.settings, **settings)
+
+
+@given(instances(), st.integers(2, 3))
+def test_every_plan_keeps_its_promises(instance, number):
+    table, ranks, cp_size, config, peers = instance
+    config = msgspec.structs.replace(config, pods=number)
+    try:
+        plan = plan_step(table, num_ranks=ranks, config=config, cp_size=cp_size, peers=peers)
+    except InfeasiblePlanError:
+        with pytest.raises(InfeasiblePlanError):  # what pods cannot plan, one piece cannot either
+            plan_step(table, num_ranks=ranks, config=msgspec.structs.replace(config, pods=1), cp_size=cp_size, peers=peers)
+        return
+    check(plan, table, ranks, cp_size, config, peers)
+    assert same(plan, plan_step(table, num_ranks=ranks, config=config, cp_size=cp_size, peers=peers))
+
+
+@pytest.mark.parametrize(("sync", "movement"), MODES)
+@pytest.mark.parametrize("name", ["sft", "phases"])
+def test_ranks_that_share_the_work_get_the_plan_of_one_process(name, sync, movement):
+    table, config = workload(name, 12, sync=sync, movement=movement, pods=3)
+    nodes = np.arange(12) // 2
+    alone = plan_step(table, num_ranks=12, config=config, node_of_rank=nodes)
+    assert all(same(alone, plan) for plan in together(table, 12, config=config, node_of_rank=nodes))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_table_is_planned_alike_by_one_and_by_many(seed):
+    rng = np.random.default_rng(seed)
+    ranks, count = int(rng.integers(3, 8)), int(rng.integers(1, 60))
+    lengths = np.minimum(np.exp(rng.normal(2, 1.3, count)).astype(int) + 1, 60)
+    table = SampleTable.from_lengths(
+        lengths, cost=lengths[:, None] * rng.integers(0, 8, (count, 2)), home=rng.integers(0, ranks, count),
+        media=rng.integers(0, 4, count),
+    )  # fmt: skip
+    for sync, movement in MODES:
+        dummies = {"image": 4, "video": 6}
+        config = PlanConfig(max_tokens=60, sync=sync, movement=movement, pods=int(rng.integers(2, 4)), dummy_tokens=dummies)
+        alone = plan_step(table, num_ranks=ranks, config=config)
+        assert all(same(alone, plan) for plan in together(table, ranks, config=config))
+
+
+@pytest.mark.parametrize(("sync", "movement"), MODES)
+@pytest.mark.parametrize("name", ["sft", "image-text", "bimodal"])
+def test_objective_within_a_hundredth_of_the_plan_in_one_piece(name, sync, movement):
+    table, config = workload(name, 256, sync=sync, movement=movement)
+    flat = plan_step(table, num_ranks=256, config=msgspec.structs.replace(config, pods=1))
+    found = plan_step(table, num_ranks=256, config=msgspec.structs.replace(config, pods=4))
+    assert not same(flat, found)  # it is another plan
+    assert found.lower_bound == flat.lower_bound
+    assert found.value <= flat.value * 1.01
+
+
+def test_pods_end_between_nodes():
+    assert Pods.of(np.arange(16) // 4, 3).first.tolist() == [0, 4, 12, 16] or Pods.of(np.arange(16) // 4, 3).first[1] % 4 == 0
+    assert Pods.of(np.zeros(10, np.int64), 3).first.tolist() == [0, 3, 6, 10]
+    assert Pods.of(np.zeros(2, np.int64), 2).pod.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("movement", ["minimal", "free"])
+@pytest.mark.parametrize("skew", [1.0, 1.3])
+def test_pods_get_alike_shares(movement, skew):
+    """Even where one half of the ranks brings much more than the other."""
+    table, config = workload("sft", 64, sync="step", movement=movement)
+    table = msgspec.structs.replace(table, cost=np.where(table.home < 32, (table.cost * skew).astype(np.int64), table.cost))
+    problem = build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None)
+    bound, groups = bounds.objective(problem), Pods.of(problem.node, 4)
+    share = deal(problem, groups, bounds.fewest_microbatches(problem), bound)
+    assert np.array_equal(np.sort(share.order), np.arange(len(table)))
+    loads = [int(part(problem, groups, share, pod).weight.sum()) for pod in range(4)]
+    assert max(loads) <= 16 * bound * 1.01
+    away = 0 if share.rank_of is None else int(table.nbytes[share.rank_of != table.home].sum())
+    assert away <= plan_step(table, num_ranks=64, config=config).moved_bytes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pods": 1}, {"pods": 2, "peers": [[1], [0], [3], [2]]}, {}],
+    ids=["one pod asked for", "fixed peers", "few samples"],
+)
+def test_planned_in_one_piece(settings, monkeypatch):
+    monkeypatch.setattr(pods, "_planned", None)  # would be called, and raise
+    monkeypatch.setattr("evenpack.scheduler.plan.step.solve_in_pods", None)
+    table, config = workload("sft", 4, pods=settings.get("pods"))
+    plan_step(table, num_ranks=4, config=config, peers=settings.get("peers"))
+
+
+def test_a_pod_without_a_plan_sends_every_rank_to_the_plan_in_one_piece(monkeypatch):
+    table, config = workload("sft", 6, pods=3)
+    flat = plan_step(table, num_ranks=6, config=msgspec.structs.replace(config, pods=1))
+    original = pods._plan_pod
+
+    def failing(problem, groups, share, pod, count, bound):
+        return None if pod == 1 else original(problem, groups, share, pod, count, bound)
+
+    monkeypatch.setattr(pods, "_plan_pod", failing)
+    assert same(plan_step(table, num_ranks=6, config=config), flat)
+    assert all(same(plan, flat) for plan in together(table, 6, config=config))
+
+
+def test_ranks_of_one_pod_that_plan_differently_are_named(monkeypatch):
+    table, config = workload("sft", 4, pods=2)
+    original, calls = pods._plan_pod, []
+
+    def wavering(problem, groups, share, pod, count, bound):
+        found = original(problem, groups, share, pod, count, bound)
+        calls.append(pod)
+        return found[::-1].copy() if pod == 1 and calls.count(1) == 2 else found
+
+    monkeypatch.setattr(pods, "_plan_pod", wavering)
+    with pytest.raises(PlanMismatchError, match="ranks 2 and 3 planned their part of the step differently"):
+        together(table, 4, config=config)
+
+
+def test_large_steps_are_planned_in_pods_unasked():
+    config = PlanConfig(max_tokens=64)
+    for ranks, count, number in ((1024, 131_072, 4), (1024, 131_071, 1), (255, 200_000, 1), (16_384, 1_048_576, 64)):
+        table = SampleTable.from_lengths(np.ones(count, np.int64), home=np.arange(count) % ranks)
+        problem = build_problem(table, num_ranks=ranks, config=config, cp_size=1, node_of_rank=None, peers=None)
+        assert pods.num_pods(problem) == number
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_setting(value):
+    with pytest.raises(ValueError, match="pods must be an integer of at least 1"):
+        PlanConfig(max_tokens=8, pods=value)
