@@ -108,7 +108,8 @@ def namespace(page: str, rank: int, num_ranks: int) -> dict[str, Any]:
         del sample["mask_strategy"]  # declared by the encoder's adapter only
     names |= dict(
         torch=torch, dist=dist, DistributedDataParallel=DistributedDataParallel, DataLoader=DataLoader, rank=rank,
-        num_ranks=num_ranks, num_epochs=2, device=torch.device("cpu"), tokenizer=processor.tokenizer, adapter=adapter_for(model.config),
+        num_ranks=num_ranks, num_epochs=2, device=torch.device("cpu"),
+        tokenizer=processor.tokenizer, adapter=adapter_for(model.config),
         samples=samples[rank::num_ranks], rows=rows(), SampleEncoder=SampleEncoder, adapter_for=adapter_for,
         prepare_model=prepare_model, pack_samples=pack_samples, PackingScheduler=PackingScheduler, ProcessGroups=ProcessGroups,
         SchedulerConfig=SchedulerConfig, optimizer=CountingSGD(model.parameters(), lr=0.01),
@@ -148,20 +149,19 @@ def for_datasets(names: dict[str, Any]) -> dict[str, Any]:
     from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 
     root = Path("energon").absolute()
-    if names["rank"] == 0:
-        root.mkdir()
-        with tarfile.open(root / "shard.tar", "w") as tar:
-            for one in chats():
-                one = copy.deepcopy(one)
-                parts = [part for message in one["messages"][:1] for part in message["content"] if part["type"] == "image"]
-                media = {f"{at}.png": Path(part.pop("path")).read_bytes() for at, part in enumerate(parts)}
-                for name, data in {"json": json.dumps({"messages": one["messages"]}).encode(), **media}.items():
-                    info = tarfile.TarInfo(f"{one['sample_id']:03d}.{name}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
-        WebdatasetPreparator.prepare_dataset(root, ["shard.tar"], split_parts_ratio=[("train", 1.0)], tar_index_only=False)
-        (root / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
-    dist.barrier()
+    root.mkdir()
+    with tarfile.open(root / "shard.tar", "w") as tar:
+        for one in chats():
+            one = copy.deepcopy(one)
+            parts = [part for message in one["messages"][:1] for part in message["content"] if part["type"] == "image"]
+            media = {f"{at}.png": Path(part.pop("path")).read_bytes() for at, part in enumerate(parts)}
+            for name, data in {"json": json.dumps({"messages": one["messages"]}).encode(), **media}.items():
+                info = tarfile.TarInfo(f"{one['sample_id']:03d}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    ratio = [("train", 1.0)]
+    WebdatasetPreparator.prepare_dataset(root, ["shard.tar"], split_parts_ratio=ratio, tar_index_only=False, workers=1)
+    (root / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     lines = [{"messages": json.dumps(one["messages"]), "sample_id": one["sample_id"]} for one in chats()]
     table = datasets.Dataset.from_list(lines)
     return dict(
@@ -196,6 +196,8 @@ def for_megatron(names: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
 
 
+#: Pages whose code one process runs; others run on all ranks.
+SINGLE = ("docs/datasets.md",)
 PREPARE = {
     "docs/trainer.md": for_trainer,
     "docs/datasets.md": for_datasets,
