@@ -22,10 +22,10 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers clean
+.PHONY: help venv docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods clean
 
 help:
-	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record,end-to-end,simulate,peers} | venv | clean"
+	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record,end-to-end,simulate,peers,pods} | venv | clean"
 
 venv: $(STAMP)
 
@@ -62,7 +62,7 @@ $(MEGATRON_STAMP): pyproject.toml
 test-megatron-lane: $(MEGATRON_STAMP)
 	@$(MEGATRON_VENV)/bin/python -W ignore -c \
 		"import platform, megatron.core; print('megatron-core', megatron.core.__version__, 'on Python', platform.python_version())"
-	$(MEGATRON_VENV)/bin/python -W ignore::DeprecationWarning -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) $(MEGATRON_TESTS)
+	$(MEGATRON_VENV)/bin/pytest -W ignore::DeprecationWarning -n 2 --dist worksteal $(PYTEST_ARGS) $(MEGATRON_TESTS)
 
 # The site, in site/: no network, neither here nor in the reader's browser. Drawings are drawn anew from plans of this version.
 docs: $(STAMP)
@@ -87,9 +87,9 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers
+bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods
 
-bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers: bench-%: $(STAMP)
+bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods: bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
 
 clean:
