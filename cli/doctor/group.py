@@ -137,13 +137,17 @@ def clock() -> float:
 
 
 def check_clocks(transport: Transport) -> Finding:
-    """Compare the clocks: each rank reads its own when a collective ends, and the quickest collective counts."""
+    """Compare the clocks: each rank reads its own between two collectives, and the quickest two count.
+
+    Nobody leaves the first before all have come to it, and nobody leaves the second before all have read their clocks: they
+    were read within the time that the two took, on any rank's watch.
+    """
     best, stamps = float("inf"), np.zeros(transport.num_ranks)
     empty = np.zeros(8, np.uint8)
     for _ in range(ROUNDS):
-        transport.gather(empty)  # all leave it within the time that the next one takes
-        mine = np.array([clock()])
         start = time.monotonic()
+        transport.gather(empty)
+        mine = np.array([clock()])
         everyone = transport.gather(mine.view(np.uint8)).copy().view(np.float64)[:, 0]
         seconds = time.monotonic() - start
         if seconds < best:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
 
 import msgspec
@@ -316,20 +315,22 @@ config = SchedulerConfig(max_tokens=128, samples_per_step=8)
 scheduler = PackingScheduler(source, config=config, adapter=adapter_for("text"), callbacks=[RunLog(sys.argv[1])])
 while True:
     for step in scheduler:
-        time.sleep(0.001)
+        time.sleep(0.005)
         print(step.stats.step, flush=True)
 """
 
 
 def test_a_process_that_is_killed_leaves_what_it_recorded(tmp_path):
-    """SIGKILL in the middle of training: the records of all but the last tenth of a second are there, and replay."""
+    """SIGKILL in the middle of training: whole records, which replay, and at most one that was cut."""
     with subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        for _ in range(300):
+        size = 0
+        while size < 30_000:  # some fifty records
             process.stdout.readline()
-        time.sleep(0.3)
+            size = sum(file.stat().st_size for file in tmp_path.glob("*.steps"))
         process.kill()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a record that the kill may have cut
         recorded = list(read_run(tmp_path))
-    assert [step.stats.step for step in recorded] == list(range(len(recorded))) and len(recorded) >= 300
-    assert replay_differences(recorded[-1]) == []
+    assert size <= 1500 + sum(step.num_bytes + 12 for step in recorded)
+    assert len(recorded) > 20
+    assert [replay_differences(step) for step in recorded[-9:]] == [[]] * 9
