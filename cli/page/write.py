@@ -21,6 +21,7 @@ def write_page(path: str | Path, data: PageData) -> None:
         ValueError: the `report` extra is not installed.
 
     Example:
+        >>> from evenpack.cli.page import DrawnStep, PageData, RunView
         >>> from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
         >>> table = SampleTable.from_lengths([8, 8, 1, 1], home=[0, 0, 1, 1])
         >>> config = PlanConfig(max_tokens=10)

@@ -19,7 +19,7 @@ def partition(values: Sequence[int], parts: int, *, equal_counts: bool) -> list[
 
     Example:
         >>> partition([8, 7, 6, 5, 4], 2, equal_counts=False)
-        [[2, 1, 4], [3, 0]]
+        [[4, 1, 3], [0, 2]]
     """
     order = sorted(range(len(values)), key=lambda i: (values[i], i))
     width = parts if equal_counts else 1
