@@ -45,6 +45,9 @@ def test_every_rank_calls_its_own_for_each_step_in_order(prefetch):
             steps = [step for _ in range(2) for step in scheduler]
             assert seen == steps and first.num_closed == 0
         scheduler.close()
+        # What is done between two epochs is nobody's time.
+        assert [step.stats.step_seconds is None for step in steps] == [True, False, False, False] * 2
+        assert all(step.stats.exposed_seconds > 0 for step in steps)
         return first.seen, first.num_closed, [step.is_writer for step in steps]
 
     assert run_ranks(fn, 2) == [(list(range(8)), 1, [True] * 8), (list(range(8)), 1, [False] * 8)]
