@@ -98,11 +98,11 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
 
 def objective(problem: Problem) -> int:
     """Lower bound of the objective without `microbatch_cost` and pipeline term, whatever the number of micro-batches."""
+    if problem.config.sync == "microbatch" and problem.num_phases == 1:
+        return sum_of_largest(problem, 0)
     whole = makespan(problem.weights, problem.num_ranks)
     if problem.config.sync == "step":
         return whole
-    if problem.num_phases == 1:
-        return sum_of_largest(problem, 0)
     return max(whole, sum(sum_of_largest(problem, k) for k in range(problem.num_phases)))
 
 

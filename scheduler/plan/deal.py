@@ -1,15 +1,16 @@
 """The coarse level of a plan by pods: which pod plans which sample. Every rank computes it, in O(N)."""
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from . import kernels, pod_kernels, tally
 from .free import free_microbatch
 from .minimal import loosened
 from .problem import Problem
 from .table import Ints
+
+Bools = npt.NDArray[np.bool_]
 
 #: Most load of a pod: its mean and this part of what the tolerance allows a rank above it.
 ROOM = {"step": 0.5, "microbatch": 0.0}
@@ -121,44 +122,33 @@ def part(problem: Problem, pods: Pods, share: Share, pod: int) -> Problem:
     )
 
 
-def floors(problem: Problem, count: int) -> tuple[Ints, Ints]:
-    """`[m, K]` cost of the micro-batches that one heavy sample makes costly, by `free.fill_costly`'s rule, and `[K]` the rest.
+def floors(problem: Problem, count: int) -> tuple[Ints, int]:
+    """`[m, 1]` cost of the micro-batches that one heavy sample makes costly, by `free.fill_costly`'s rule, and what is left.
 
     Pods without such a sample may fill these micro-batches as far, since some rank takes that long anyway.
     """
-    ranks = problem.num_ranks
-    total = problem.cost.sum(axis=0)
-    rest, spent = total.copy(), np.zeros(problem.num_phases, np.int64)
-    used = [0] * problem.num_phases
-    found: list[Ints] = []
-    room = np.arange(1, count + 1) * ranks * problem.capacity
-    for index in range(count - 1):
-        level = -(-rest // (ranks * (count - index)))
-        heaviest = np.array([_ranked(problem, k, used[k] * ranks) for k in range(problem.num_phases)], np.int64)
-        over = heaviest / np.maximum(level, 1)
-        phase = int(np.argmax(over))
-        if over[phase] <= 1:
+    ranks, order = problem.num_ranks, problem.by_weight
+    total = rest = int(problem.weight.sum())
+    found: list[int] = []
+    while len(found) < count - 1 and len(found) * ranks < len(order):
+        heaviest = int(problem.weight[order[len(found) * ranks]])
+        if heaviest <= -(-rest // (ranks * (count - len(found)))):
             break
-        goal = np.zeros(problem.num_phases, np.int64)
-        goal[phase] = heaviest[phase]
-        found.append(goal)
-        used[phase] += 1
+        found.append(heaviest)
         # Packs reach what they may cost only where the capacity holds that much.
-        spent += np.where(goal > 0, goal, level) * ranks
-        rest = np.maximum(total - np.minimum(spent, _most_work(problem, phase, room[index])), 0)
-    return np.array(found, np.int64).reshape(-1, problem.num_phases), rest
+        density = problem.weight / problem.size
+        room = np.array([len(found) * ranks * problem.capacity])
+        most = tally.knapsacks(problem.weight, problem.size, density, density.view(np.int64), room)
+        rest = max(total - min(sum(found) * ranks, int(most[0])), 0)
+    return np.array(found, np.int64).reshape(-1, 1), rest
 
 
-def _levels(problem: Problem, floor: Ints, rest: Ints, count: int, bound: int) -> Ints:
-    """`[M, K]` what micro-batches may cost so that all together end at the limit: the rest is even where it can be."""
-    others = max(count - len(floor), 1)
-    level = np.concatenate([floor, np.tile(-(-rest // (problem.num_ranks * others)), (count - len(floor), 1))])
-    for row in level[: len(floor)]:
-        row[row == 0] = level[-1][row == 0]
-    spare = max(loosened(problem, bound) - int(level.sum()), 0)
-    share: Ints = level[len(floor) :] + level[len(floor) :] * spare // max(int(level[len(floor) :].sum()), 1)
-    slope = 1 + SLOPE * (1 - 2 * np.arange(others) / max(others - 1, 1))
-    return np.concatenate([level[: len(floor)], (share[:others] * slope[:, None]).astype(np.int64)])
+def _levels(problem: Problem, floor: Ints, rest: int, count: int, bound: int) -> Ints:
+    """`[M, 1]` what micro-batches may cost so that all together end at the limit: the rest is nearly even."""
+    others = count - len(floor)
+    mean = max(-(-rest // (problem.num_ranks * others)), (loosened(problem, bound) - int(floor.sum())) // others)
+    slope = np.linspace(SLOPE, -SLOPE, others) if others > 1 else np.zeros(1)
+    return np.concatenate([floor, (mean + mean * slope).astype(np.int64)[:, None]])
 
 
 def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
@@ -180,25 +170,16 @@ def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
     return level + level * max(limit - int(level.sum()), 0) // max(int(level.sum()), 1)
 
 
-def _ranked(problem: Problem, phase: int, position: int) -> int:
-    order = problem.by_cost[phase]
-    return int(problem.cost[order[position], phase]) if position < len(order) else 0
-
-
-def _most_work(problem: Problem, phase: int, room: int) -> int:
-    weight = np.ascontiguousarray(problem.cost[:, phase])
-    density = weight / problem.size
-    return int(tally.knapsacks(weight, problem.size, density, density.view(np.int64), np.array([room]))[0])
-
-
 def _deal_out(problem: Problem, pods: Pods) -> Ints:
     """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike."""
-    within = np.concatenate([np.arange(size) for size in pods.sizes])
-    turns = np.ascontiguousarray(pods.pod[np.lexsort((pods.pod, within))])
     pod_of = np.empty(len(problem.size), np.int64)
+    if problem.num_phases == 1:
+        pod_kernels.deal(problem.by_weight, problem.weight, pods.sizes, pod_of)
+        return pod_of
     order = problem.by_share
     for phase in range(problem.num_phases):
-        pod_kernels.deal(order if problem.num_phases == 1 else order[problem.main_phase[order] == phase], turns, pod_of)
+        some = order[problem.main_phase[order] == phase]
+        pod_kernels.deal(some, np.ascontiguousarray(problem.cost[:, phase]), pods.sizes, pod_of)
     return pod_of
 
 
@@ -206,8 +187,7 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
     """`[N]` rank that each sample starts from: its home, unless its pod has too much."""
     rank_of, movable = problem.home.copy(), np.ones(len(problem.home), np.bool_)
     if len(floor):
-        phase = int(np.argmax(floor[0]))
-        _share_heads(problem, pods, rank_of, movable, problem.by_cost[phase][: problem.num_ranks])
+        _share_heads(problem, pods, rank_of, movable, problem.by_weight[: problem.num_ranks])
     ranks, sizes = problem.num_ranks, pods.sizes
     mean = -(-int(problem.weight.sum()) // ranks)
     above = loosened(problem, bound) - mean if problem.config.sync == "step" else int(mean * problem.config.tolerance)
@@ -219,10 +199,10 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
         (problem.size, problem.weight, most_tokens, limit, fits),
         (problem.weight, problem.size, limit, most_tokens, mean + max(above, 0)),
     ):
-        by_home, starts = kernels.group(rank_of, ranks)
         load, load_other = tally.sums(rank_of, gain, ranks), tally.sums(rank_of, other, ranks)
         pod_load, pod_other = np.add.reduceat(load, pods.first[:-1]), np.add.reduceat(load_other, pods.first[:-1])
         if (pod_load > most).any():
+            by_home, starts = kernels.group(rank_of, ranks)
             pod_kernels.relieve(
                 pods.pod, by_home, starts, gain, other, problem.nbytes, movable, load, pod_load, pod_other, most, most,
                 most_other, rank_limit, rank_of,
@@ -230,7 +210,7 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
     return rank_of
 
 
-def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Sequence[bool] | Ints, heads: Ints) -> None:
+def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Bools, heads: Ints) -> None:
     """Every pod gets as many of the heaviest samples as it has ranks: those that are not alone at home go first."""
     by_bytes = heads[np.argsort(-problem.nbytes[heads], kind="stable")]
     held = np.bincount(pods.pod[problem.home[heads]], minlength=len(pods))
@@ -249,4 +229,4 @@ def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Sequence[
     takers = without[order][place < np.maximum(pods.sizes - held, 0)[pods.pod[without[order]]]]
     number = min(len(movers), len(takers))
     rank_of[movers[:number]] = takers[:number]
-    movable[heads] = False  # type: ignore[call-overload]
+    movable[heads] = False

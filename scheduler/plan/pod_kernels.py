@@ -7,22 +7,30 @@ from .kernels import _jit
 
 
 @_jit
-def deal(order, pod_of_turn, out):
-    """Deal samples, heaviest first, to pods in turn, and every second round in reverse, so that all get alike shares.
+def deal(order, weight, sizes, out):
+    """Deal samples, heaviest first, to pods in turn; in every round the pod that has least so far comes first.
+
+    The lightest quarter is dealt with more care: for every turn of all pods anew, which evens out what is left.
 
     Args:
-        order: `[N]` samples.
-        pod_of_turn: `[R]` pod of each turn of a round.
+        order: `[n]` samples. weight: `[N]`.
+        sizes: `[P]` ranks of each pod; a round gives every rank one sample.
         out: `[N]` pod of each sample, output.
     """
-    turns = len(pod_of_turn)
-    turn, step = 0, 1
-    for index in order:
-        out[index] = pod_of_turn[turn]
-        if 0 <= turn + step < turns:
-            turn += step
-        else:
-            step = -step
+    load = np.zeros(len(sizes), np.int64)
+    ranked = np.arange(len(sizes))
+    most = sizes.max()
+    at = 0
+    while at < len(order):
+        ranked = np.argsort(load / sizes, kind="mergesort")
+        for turn in range(most):
+            if 4 * at >= 3 * len(order):
+                ranked = np.argsort(load / sizes, kind="mergesort")
+            for pod in ranked:
+                if turn < sizes[pod] and at < len(order):
+                    out[order[at]] = pod
+                    load[pod] += weight[order[at]]
+                    at += 1
 
 
 @_jit

@@ -15,6 +15,7 @@ from ...core.errors import PlanMismatchError
 from .bins import Bins
 from .deal import Pods, Share, deal, part
 from .finish import Assignment, finish
+from .minimal import loosened
 from .problem import Problem
 from .solve import attempt, search
 from .table import Ints
@@ -25,6 +26,10 @@ RANKS, SAMPLES = 256, 16_384
 FROM = 131_072
 #: Numbers of micro-batches that may fail before the step is planned in one piece.
 FAILURES = 3
+#: A plan by pods this near its aim is not worth another round, with one phase and with several.
+NEAR = (0.01, 0.03)
+#: A plan by pods this far above the bound and the tolerance is given up for one in one piece.
+FAR = 0.05
 
 Gather = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
 
@@ -51,6 +56,17 @@ def num_pods(problem: Problem) -> int:
     return max(1, min(wanted, problem.num_ranks))
 
 
+def is_near(problem: Problem, bound: int, found: Assignment) -> bool:
+    """Whether a plan by pods is as good as one may expect; not where pipelines make the bound a loose one anyway."""
+    config = problem.config
+    return (config.sync == "step" and config.pipeline_stages > 1) or _is_within(problem, bound, found, FAR)
+
+
+def _is_within(problem: Problem, bound: int, found: Assignment, part: float) -> bool:
+    limit = bound if problem.config.movement == "free" else loosened(problem, bound)
+    return found.value - problem.config.microbatch_cost * found.num_microbatches <= limit + int(limit * part)
+
+
 def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Assignment | None:
     """Find a plan by pods; None where that does not work, on every rank alike.
 
@@ -63,15 +79,18 @@ def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Ass
     """
     pods = Pods.of(problem.node, num_pods(problem))
     whole = msgspec.structs.replace(problem, brief=True)
-    failures = 0
+    near = NEAR[problem.num_phases > 1]
+    pipelines = problem.config.sync == "step" and problem.config.pipeline_stages > 1
+    failures, enough = 0, False
 
     def plan(count: int) -> Assignment | None:
-        nonlocal failures
-        if failures >= FAILURES:
+        nonlocal failures, enough
+        if failures >= FAILURES or enough:
             return None
         share = deal(whole, pods, count, bound)
         found = _planned(whole, pods, share, count, bound, team)
         failures += found is None
+        enough = found is not None and not pipelines and _is_within(whole, bound, found, near)
         return found
 
     if problem.config.num_microbatches is not None:

@@ -15,7 +15,7 @@ PATIENCE = 4
 #: Pairs of samples looked at by one call: a bound on its time.
 WORK_PER_SAMPLE, WORK = 500, 5_000_000
 #: The same per sample where a part of a larger step is planned: the time of one rank is the time of all.
-BRIEF_WORK = 30
+BRIEF_WORK = 60
 #: Excess over the mean that is not worth an exchange: a fraction of it.
 GOOD_ENOUGH = 4000
 

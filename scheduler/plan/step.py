@@ -8,7 +8,7 @@ import numpy as np
 from . import bounds
 from .config import Movement, PlanConfig, Sync
 from .describe import describe
-from .pods import Team, num_pods, solve_in_pods
+from .pods import Team, is_near, num_pods, solve_in_pods
 from .problem import build_problem
 from .result import StepPlan
 from .solve import solve
@@ -56,6 +56,8 @@ def plan_step(
     problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=node_of_rank, peers=peers)
     bound = bounds.objective(problem)
     found = solve_in_pods(problem, bound, team) if num_pods(problem) > 1 else None
+    if found is not None and not is_near(problem, bound, found):
+        found = None
     return describe(table, problem, found or solve(problem, bound), bound)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["table", "step", "finish", "bounds", "fixed", "problem"]
+MODULES = ["table", "step", "finish", "bounds", "fixed", "problem", "deal"]
 
 
 @pytest.mark.parametrize("name", MODULES)
