@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 FROM_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 HELP = re.compile(r"^<!-- help: (?P<command>[a-z ]*) -->$", re.MULTILINE)
 HELP_WIDTH = 100
+#: What a browser fetches without being asked.
+FETCHED = re.compile(r'<(?:script|img|iframe|link rel="(?:stylesheet|preconnect|icon)")[^>]*(?:src|href)="(https?://[^"]+)"')
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -27,6 +30,13 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the help of a command in the place of `<!-- help: COMMAND -->`."""
     return HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}\n```", markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> None:
+    """Refuse a page that would fetch something from elsewhere when it is read."""
+    found = FETCHED.findall(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri} would fetch {found} when it is read")
 
 
 def help_of(command: list[str]) -> str:
