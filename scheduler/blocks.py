@@ -35,7 +35,7 @@ _SHIFTED = 1
 _ZEROS = bytes(ALIGN)
 #: Of every dtype: torch's, its size in bytes, and numpy's, None where it has none.
 _DTYPES = [
-    (dtype_of(name), dtype_of(name).itemsize, np.dtype(name) if hasattr(np, name) or name == "bool" else None)
+    (dtype_of(name), dtype_of(name).itemsize, np.dtype(name) if name == "bool" or hasattr(np, name) else None)
     for name in TENSOR_DTYPES
 ]
 _CODES = {name: code for code, name in enumerate(TENSOR_DTYPES, start=1)}

@@ -16,7 +16,7 @@ PIXEL_DTYPES: tuple[str, ...] = tuple(name for name in TENSOR_DTYPES if "float" 
 
 
 class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
-    """Everything that `PackingScheduler` is told, besides its source, adapter and groups: the settings of `PlanConfig`, and these.
+    """Everything that `PackingScheduler` is told besides source, adapter and groups: the settings of `PlanConfig`, and these.
 
     Attributes:
         samples_per_step: samples that each rank brings to a step.
