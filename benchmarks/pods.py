@@ -82,7 +82,7 @@ def planned_in_pods(table: SampleTable, num_ranks: int, config: PlanConfig, node
 def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, movement: str, flat: bool) -> list[bool]:
     """Print one line; returns the verdicts."""
     config = PlanConfig(max_tokens=workload.capacity, sync=sync, movement=movement, pods=number, **workload.settings)  # type: ignore[arg-type]
-    table, nodes = workload.table, np.arange(num_ranks) // 8
+    table, nodes = workload.table, (np.arange(num_ranks) // 8).tolist()
     gc.collect()
     plan, clock, rounds = planned_in_pods(table, num_ranks, config, nodes)
     own = np.array(clock.spent["pod"]).reshape(max(rounds, 1), -1).sum(axis=0)

@@ -167,7 +167,9 @@ def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
     level = bins.loads(small).reshape(small.num_ranks, count, -1).max(axis=0)
     level = level[np.argsort(-level.sum(axis=1), kind="stable")]
     limit = loosened(problem, bound)
-    return level + level * max(limit - int(level.sum()), 0) // max(int(level.sum()), 1)
+    spare = max(limit - int(level.sum()), 0)
+    profile: Ints = level + level * spare // max(int(level.sum()), 1)
+    return profile
 
 
 def _deal_out(problem: Problem, pods: Pods) -> Ints:

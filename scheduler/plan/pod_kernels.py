@@ -10,7 +10,7 @@ from .kernels import _jit
 def deal(order, weight, sizes, out):
     """Deal samples, heaviest first, to pods in turn; in every round the pod that has least so far comes first.
 
-    The lightest quarter is dealt with more care: for every turn of all pods anew, which evens out what is left.
+    The lightest quarter goes one by one to the pod that has least, which evens out what the heavy ones left.
 
     Args:
         order: `[n]` samples. weight: `[N]`.
@@ -18,19 +18,26 @@ def deal(order, weight, sizes, out):
         out: `[N]` pod of each sample, output.
     """
     load = np.zeros(len(sizes), np.int64)
-    ranked = np.arange(len(sizes))
     most = sizes.max()
     at = 0
-    while at < len(order):
+    while 4 * at < 3 * len(order):
         ranked = np.argsort(load / sizes, kind="mergesort")
         for turn in range(most):
-            if 4 * at >= 3 * len(order):
-                ranked = np.argsort(load / sizes, kind="mergesort")
             for pod in ranked:
                 if turn < sizes[pod] and at < len(order):
                     out[order[at]] = pod
                     load[pod] += weight[order[at]]
                     at += 1
+    share = load / sizes
+    while at < len(order):
+        least = 0
+        for pod in range(1, len(sizes)):
+            if share[pod] < share[least]:
+                least = pod
+        out[order[at]] = least
+        load[least] += weight[order[at]]
+        share[least] = load[least] / sizes[least]
+        at += 1
 
 
 @_jit
@@ -62,7 +69,7 @@ def relieve(
                 surplus = pod_load[giver] - limit[giver]
                 if surplus <= 0:
                     break
-                looked = 0
+                looked, taker, host = 0, np.int64(-1), np.int64(-1)
                 while looked < ranks:
                     taker = ranked[at]
                     host = pod[taker]

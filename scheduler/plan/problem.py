@@ -248,23 +248,24 @@ def _columns(table: SampleTable) -> dict[str, Ints]:
 
 
 def _check_table(columns: dict[str, Ints], num_ranks: int, align: int) -> None:
-    def outside(name: str, low: int, above: int | None = None) -> npt.NDArray[np.bool_] | None:
+    def broken_rows(name: str, low: int, above: int | None = None) -> npt.NDArray[np.bool_] | None:
         """Rows below `low` or from `above` on; None where there are none, which two passes without a mask tell."""
         column = columns[name]
         if not column.size or (column.min() >= low and (above is None or column.max() < above)):
             return None
-        broken: npt.NDArray[np.bool_] = column < low if above is None else (column < low) | (column >= above)
-        return broken.any(axis=1) if column.ndim == 2 else broken
+        outside = column < low if above is None else (column < low) | (column >= above)
+        rows: npt.NDArray[np.bool_] = np.any(outside.reshape(len(column), -1), axis=1)
+        return rows
 
     checks = [
-        ("tokens", outside("tokens", 1), "at least 1"),
+        ("tokens", broken_rows("tokens", 1), "at least 1"),
         ("padded", columns["padded"] < columns["tokens"], "at least the sample's tokens"),
         ("padded", columns["padded"] % align != 0 if align > 1 else None, f"a multiple of align={align}"),
-        ("nbytes", outside("nbytes", 0), "at least 0"),
-        ("home", outside("home", 0, num_ranks), f"a rank from 0 to {num_ranks - 1}"),
-        ("media", outside("media", 0, NUM_SETS), f"bit flags below {NUM_SETS}"),
-        ("loss_tokens", outside("loss_tokens", 0), "at least 0"),
-        ("cost", outside("cost", 0), "at least 0"),
+        ("nbytes", broken_rows("nbytes", 0), "at least 0"),
+        ("home", broken_rows("home", 0, num_ranks), f"a rank from 0 to {num_ranks - 1}"),
+        ("media", broken_rows("media", 0, NUM_SETS), f"bit flags below {NUM_SETS}"),
+        ("loss_tokens", broken_rows("loss_tokens", 0), "at least 0"),
+        ("cost", broken_rows("cost", 0), "at least 0"),
     ]
     for name, broken, rule in checks:
         if broken is not None and broken.any():
