@@ -28,8 +28,9 @@ class StepCallback(Protocol):
 class Callbacks:
     """Calls the callbacks of a scheduler, each once for every step.
 
-    What a callback raises comes out of `next(scheduler)` as it is, with a note that names the callback and the step. The step
-    is not lost: the next call hands it out, to the callbacks that were not called for it yet.
+    What a callback raises comes out of `next(scheduler)` as it is, with a note that names the callback and the step (a
+    `StopIteration`, which would end the loop, as a `RuntimeError`). The step is not lost: the next call hands it out, to the
+    callbacks that were not called for it yet.
 
     Args:
         callbacks: in the order in which they are called.
@@ -56,6 +57,10 @@ class Callbacks:
             self._called += 1
             try:
                 callback(step)
+            except StopIteration as error:  # would end the loop that iterates, without a word
+                raise RuntimeError(
+                    f"the callback {callback!r} raised StopIteration at step {step.stats.step}; the step is handed out next"
+                ) from error
             except BaseException as error:
                 error.add_note(f"raised by the callback {callback!r} at step {step.stats.step}; the step is handed out next")
                 raise

@@ -356,6 +356,8 @@ class PackingScheduler(Iterator[PackedStep]):
         self.close()
 
     def _begin_epoch(self) -> None:
+        if self._behind is None:  # a state that is asked for before the first step is handed out, by a callback say
+            self._behind = self._preparer.checkpoint(in_epoch=False)
         self._preparer.start_epoch()
         self._in_flight.clear()
         self._prefetcher = Prefetcher(

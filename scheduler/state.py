@@ -54,8 +54,10 @@ def with_in_flight(behind: Checkpoint, fresh: Sequence[Described], waiting: Sequ
         fresh: what was read for the steps prepared since, in order.
         waiting: what was read and belongs to no step yet.
     """
-    position = msgspec.structs.replace(behind.position, waiting=(*fresh, *waiting))
-    return msgspec.structs.replace(behind, position=position)
+    # Before the first step of an epoch, `behind` is the end of the one before, where the source had ended.
+    exhausted = behind.in_epoch and behind.position.exhausted
+    position = msgspec.structs.replace(behind.position, waiting=(*fresh, *waiting), exhausted=exhausted, started=True)
+    return msgspec.structs.replace(behind, in_epoch=True, position=position)
 
 
 def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int) -> dict[str, Any]:

@@ -70,6 +70,38 @@ def test_what_a_callback_raises_comes_out_and_the_step_is_handed_out_next(prefet
     assert before.seen == broken.seen == behind.seen == [0, 1, 2, 3]
 
 
+def test_a_stop_iteration_of_a_callback_does_not_end_the_loop():
+    ended = iter(())
+    with scheduler_with([lambda step: next(ended)]) as scheduler:
+        with pytest.raises(RuntimeError, match="raised StopIteration at step 0; the step is handed out next"):
+            list(scheduler)
+        assert next(scheduler).stats.step == 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("kind", [list, iter])
+def test_a_state_taken_inside_a_callback_stands_behind_the_step_before(kind, prefetch):
+    """In the first step too, whatever was prepared since; an iterator reads on where it stands."""
+    with scheduler_with([], prefetch=prefetch) as scheduler:
+        expected = [names_of(step) for step in scheduler]
+    states = {}
+
+    def save(step):
+        states[step.stats.step] = scheduler.state_dict()
+
+    for stop in range(4):
+        source = kind(random_source(0, 8))
+        with scheduler_with([save], source, prefetch=prefetch) as scheduler:
+            for _ in range(stop + 1):
+                next(scheduler)
+            state = states[stop]
+        assert state["step"] == stop
+        source = random_source(0, 8) if kind is list else source
+        with scheduler_with([], source, prefetch=prefetch) as scheduler:
+            scheduler.load_state_dict(state)
+            assert [names_of(step) for step in scheduler] == expected[stop:]
+
+
 def test_every_callback_is_closed_even_where_one_raises():
     class Broken(Recorder):
         def close(self):
