@@ -72,7 +72,7 @@ def advise(situation: Situation, *, min_gain: float = 0.03) -> list[Advice]:
     for rule in _RULES:
         if situation.is_late:
             break
-        with contextlib.suppress(EvenpackError):  # under that setting, the steps cannot be planned at all
+        with contextlib.suppress(EvenpackError, ValueError):  # under that setting, the steps cannot be planned at all
             advice = rule(situation, now)
             if advice is not None and advice.gain >= min_gain:
                 found.append(advice)

@@ -74,9 +74,8 @@ def with_context_parallelism(steps: Steps) -> float | None:
     if steps.num_ranks % 2:
         return None
     cp_size = 2 * steps.cp_size
-    config = steps.config
-    if config.align is not None:
-        config = msgspec.structs.replace(config, align=2 * config.align, pack_align=None)
+    align = None if steps.config.align is None else 2 * steps.config.align
+    config = msgspec.structs.replace(steps.config, align=align, pack_align=None)
     align = config.segment_align(cp_size)
     pairs = []
     for table in steps.tables:

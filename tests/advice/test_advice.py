@@ -173,3 +173,9 @@ def test_a_window_holds_no_more_samples_than_asked(monkeypatch):
 def test_settings_out_of_range(name):
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got 0"):
         Advisor(**{name: 0})
+
+
+def test_context_parallelism_is_tried_whatever_rows_are_padded_to():
+    """Rows of a multiple of 3 tokens cannot be cut over two ranks; those of the larger layout can."""
+    found = {advice.kind: advice.text for advice in advise(situation([100, 10, 10], [0, 1, 1], pack_align=3))}
+    assert "context parallelism of 2 on the same GPUs by 40%" in found["heavy samples"]
