@@ -47,7 +47,8 @@ def bring_home(problem: Problem, bins: Bins, limit: int) -> None:
     load = bins.loads(problem)
     largest = load.reshape(ranks, count, -1).max(axis=0)
     spare = max(limit - int(largest.sum()), 0)
-    goals = largest + largest * spare // max(int(largest.sum()), 1)
+    # In Python integers: the product may be beyond int64.
+    goals: Ints = largest + (largest.astype(object) * spare // max(int(largest.sum()), 1)).astype(np.int64)
     away = np.flatnonzero(bins.bin_of // count != problem.home)
     heavy_first: Any = away[np.argsort(-problem.nbytes[away], kind="stable")]
     return_home(

@@ -1,5 +1,6 @@
 """Samples come home where that costs nothing: against the same thing written plainly, and on whole plans."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -122,3 +123,16 @@ def test_few_samples_a_pack_still_reach_the_tolerance():
     plan = plan_step(table, num_ranks=16, config=PlanConfig(max_tokens=65_536, sync="microbatch"))
     assert plan.gap <= 0.015
     assert plan.moved_bytes <= 0.4 * tokens.sum()
+
+
+def test_large_costs_come_home_like_small_ones():
+    """Costs up to 2**52 a step: what a micro-batch may cost is worked out beyond int64."""
+    rng = np.random.default_rng(3)
+    cost, homes = rng.integers(40, 60, 48), rng.integers(0, 4, 48)
+    found = []
+    for shift in (0, 40):
+        problem = msgspec.structs.replace(problem_of(cost, homes, 4), cost=cost[:, None] << shift, weight=cost << shift)
+        bins = Bins(count=3, bin_of=np.arange(48) % 12, room=np.full(12, 10**17), places=np.full(12, 99))
+        bring_home(problem, bins, int(bins.loads(problem).reshape(4, 3).max(axis=0).sum()) * 11 // 10)
+        found.append(bins.bin_of.tolist())
+    assert found[0] == found[1] != list(np.arange(48) % 12)
