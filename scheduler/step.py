@@ -1,5 +1,6 @@
 """One optimizer step, ready to train on."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, overload
@@ -92,9 +93,9 @@ class PackedStep(Sequence[PackedBatch]):
         self.global_loss_tokens = int(table.loss_tokens[kept].sum())
         self._weights = weights
         self.loss_divisor = _divisor(table, weights, kept, context.config.loss_average)
-        tokens, padded = table.tokens[kept].tolist(), table.padded[kept].tolist()
-        self.seqlen_sum, self.seqlen_squared_sum = sum(tokens), sum(n * n for n in tokens)
-        self.padded_seqlen_sum, self.padded_seqlen_squared_sum = sum(padded), sum(n * n for n in padded)
+        tokens, padded = table.tokens[kept], table.padded[kept]
+        self.seqlen_sum, self.seqlen_squared_sum = int(tokens.sum()), _sum_of_squares(tokens)
+        self.padded_seqlen_sum, self.padded_seqlen_squared_sum = int(padded.sum()), _sum_of_squares(padded)
 
     @property
     def context(self) -> StepContext:
@@ -200,13 +201,18 @@ class PackedStep(Sequence[PackedBatch]):
         return media
 
 
+def _sum_of_squares(values: np.ndarray) -> int:
+    """Exact, in Python integers where 64 bits do not hold it."""
+    most = int(values.max(initial=0))
+    if most * most * len(values) < 2**63:
+        return int((values * values).sum())
+    return sum(value * value for value in values.tolist())
+
+
 def _divisor(table: SampleTable, weights: np.ndarray, kept: np.ndarray, average: str) -> float:
     if average == "sample":
         return float((table.loss_tokens[kept] > 0).sum())
-    # A plain loop in table order: the same sum on every machine, which a vectorised one does not promise.
-    total = 0.0
-    for weight in weights[kept].tolist():
-        total += weight
+    total = math.fsum(weights[kept].tolist())  # exact, so the same on every machine
     if total < 0:
         count = int(kept.sum())
         raise FieldShapeError(f"the loss weights of the step's {count} samples add up to {total}, needed is at least 0")

@@ -1,5 +1,6 @@
 """Plans in which a sample leaves home only if balance within the tolerance needs it."""
 
+import heapq
 from functools import partial
 
 import numpy as np
@@ -24,6 +25,8 @@ RANK_PASSES, INDEX_PASSES = 16, 6
 
 #: Passes go on while each takes at least this part of what is left to gain.
 WORTHWHILE = 50
+#: A sample is heavy if fewer than so many of its weight fill a rank.
+HEAVY = 4
 #: Times that ranks which no other can relieve give by force, and how many of them each time.
 FORCED, FORCED_RANKS = 4, 64
 
@@ -33,8 +36,7 @@ Bools = npt.NDArray[np.bool_]
 def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
     """Ranks above the tolerance give samples away; everything else stays."""
     limit = loosened(problem, bound)
-    rank_of = problem.home.copy()
-    _balance_by_force(problem, rank_of, limit, count)
+    rank_of = _balanced(problem, limit, count)
     bins = _pack_at_home(problem, rank_of, count, reserve, limit)
     if bins is None:
         return None
@@ -42,6 +44,20 @@ def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bin
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, bins)
     return bins
+
+
+def _balanced(problem: Problem, limit: int, count: int) -> Ints:
+    """`[N]` rank of each sample, so that sums stay within the limit where that was found."""
+    found = []
+    for part in (False, True):
+        rank_of = problem.home.copy()
+        if part and not _part_heavy(problem, rank_of, limit):
+            break
+        _balance_by_force(problem, rank_of, limit, count)
+        found.append((int(np.bincount(rank_of, problem.weight, minlength=1).max()), rank_of))
+        if found[-1][0] <= limit:
+            break
+    return min(found, key=lambda each: each[0])[1]
 
 
 def loosened(problem: Problem, bound: int) -> int:
@@ -80,6 +96,33 @@ def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: B
             rank_of,
         )
     )
+
+
+def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
+    """Where a rank has more heavy samples than fit under the limit, send all but the heaviest where the fewest are.
+
+    A rank with a surplus asks for one with as much of a deficit; for heavy samples there may be none, while every rank still
+    has all its light ones. False where no rank has too many.
+    """
+    heavy = np.flatnonzero(problem.weight > limit // HEAVY)
+    load = np.bincount(rank_of[heavy], problem.weight[heavy], minlength=problem.num_ranks).astype(np.int64)
+    if problem.allowed is not None or not (load > limit).any():
+        return False
+    load[:] = 0
+    parted: list[int] = []
+    for index in heavy[np.argsort(-problem.weight[heavy], kind="stable")].tolist():
+        home, weight = rank_of[index], problem.weight[index]
+        if load[home] == 0 or load[home] + weight <= limit:
+            load[home] += weight
+        else:
+            parted.append(index)
+    takers = [(int(total), rank) for rank, total in enumerate(load)]
+    heapq.heapify(takers)
+    for index in parted:
+        total, rank = takers[0]
+        rank_of[index] = rank
+        heapq.heapreplace(takers, (total + int(problem.weight[index]), rank))
+    return True
 
 
 def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -> None:

@@ -48,7 +48,7 @@ def solve(problem: Problem, bound: int) -> Assignment:
         # Homes ask for more room in the packs than a plan that ignores them.
         first = 0 if best is None else best.num_microbatches - HOMEWARD * config.microbatch_multiple
         counts = itertools.dropwhile(lambda count: count < first, _counts(problem))
-        for count in itertools.islice(counts, HOMEWARD):
+        for count in itertools.islice(counts, 1 if problem.is_large else HOMEWARD):
             best = _better(problem, bound, best, attempt(problem, count, bound, homeward_microbatch))
     if best is None:
         raise InfeasiblePlanError(
@@ -76,7 +76,7 @@ def search(problem: Problem, bound: int, plan: Callable[[int], Assignment | None
 def _needs_other_homes(problem: Problem, best: Assignment | None, bound: int) -> bool:
     """Whether samples that stay home as they are leave a plan too far from the tolerance."""
     config = problem.config
-    if config.movement == "free" or config.sync == "step" or problem.allowed is not None or problem.is_large:
+    if config.movement == "free" or config.sync == "step" or problem.allowed is not None:
         return False
     limit = loosened(problem, bound)
     return best is None or best.value - config.microbatch_cost * best.num_microbatches > limit + int(

@@ -136,3 +136,14 @@ def test_large_costs_come_home_like_small_ones():
         bring_home(problem, bins, int(bins.loads(problem).reshape(4, 3).max(axis=0).sum()) * 11 // 10)
         found.append(bins.bin_of.tolist())
     assert found[0] == found[1] != list(np.arange(48) % 12)
+
+
+def test_ranks_with_several_heavy_samples_part_with_them():
+    """Heavy samples find no rank with as much of a deficit while every rank has its light ones: they are dealt out first."""
+    rng = np.random.default_rng(0)
+    mean = np.where(rng.random(512 * 64) < 0.975, 5.79, 8.92)
+    tokens = np.clip(np.exp(rng.normal(mean, 0.8)), 16, 16_384).astype(np.int64)
+    cost = 1024 * tokens + tokens * tokens * 305 // 1000
+    table = SampleTable.from_lengths(tokens, cost=cost, home=np.arange(len(tokens)) // 64, nbytes=16 * tokens)
+    plan = plan_step(table, num_ranks=512, config=PlanConfig(max_tokens=16_384))
+    assert plan.gap <= 0.0101
