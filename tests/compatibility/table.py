@@ -26,6 +26,9 @@ BOTTOM = """
 | Trainer | two steps of `transformers.Trainer` with `PackedTrainerMixin` |
 | Megatron-Core | `get_packed_batch` on two data-parallel ranks |
 
+Positions of videos follow the rule of transformers 5.24. 5.0.0 still has the older one, with which packs of Qwen2-VL's and
+Qwen2.5-VL's videos differ from the model's own positions; text and images do not.
+
 The full test suite runs on the first set of versions in the table, that of Megatron-Core on the one with its newest version
 (`make test`, `make test-megatron`). All ran on a CPU: what needs a GPU (NCCL, flash attention, Transformer Engine) is not in
 the table.
