@@ -36,13 +36,17 @@ class WandbMetrics(Metrics):
 
         Raises:
             RuntimeError: no run was begun.
+            OSError: the run takes no more.
         """
         assert self._library is not None
         run = self._run or self._library.run
         if run is None:
             raise RuntimeError("WandbMetrics has no run: call wandb.init() before the first step, or pass run=")
-        if not self._defined:
-            run.define_metric(f"{self._prefix}step")
-            run.define_metric(f"{self._prefix}*", step_metric=f"{self._prefix}step")
-            self._defined = True
-        run.log({**figures, f"{self._prefix}step": step}, commit=self._commit)
+        try:
+            if not self._defined:
+                run.define_metric(f"{self._prefix}step")
+                run.define_metric(f"{self._prefix}*", step_metric=f"{self._prefix}step")
+                self._defined = True
+            run.log({**figures, f"{self._prefix}step": step}, commit=self._commit)
+        except self._library.Error as error:  # a run that was finished before the scheduler was closed, a lost service
+            raise OSError(str(error)) from error

@@ -30,7 +30,7 @@ _PAUSE = 0.05
 class RunLog:
     """Records every step: the lengths of all samples, the plan, bytes, times. Pass it as a callback of the scheduler.
 
-    The first rank of the group writes, the others do nothing. A step takes about 20 bytes a sample, and little of the
+    The first rank of the group writes, the others do nothing. A step takes 12 to 18 bytes a sample, and little of the
     training thread's time: a thread of its own encodes and writes. Each record is handed to the operating system as it is
     made; where the process is killed, the steps of its last tenth of a second may be missing, and `read_run` reads all
     others. A run that goes on from a checkpoint takes the same folder, in which it begins a new file.

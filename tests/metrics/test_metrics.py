@@ -152,6 +152,21 @@ def test_wandb_without_a_run_says_what_to_do(monkeypatch):
         run(lambda rank: WandbMetrics())
 
 
+def test_a_wandb_run_that_was_finished_is_a_warning_and_training_goes_on():
+    from wandb.errors import UsageError
+
+    class Finished:
+        def define_metric(self, *_, **__):
+            pass
+
+        def log(self, *_, **__):
+            raise UsageError("Run (x) is finished")
+
+    with pytest.warns(RuntimeWarning, match="no more metrics are written, training goes on: Run .x. is finished") as caught:
+        stats, _ = run(lambda rank: WandbMetrics(Finished()))
+    assert len(stats) == 3 and len(caught) == 1
+
+
 def test_prometheus_endpoint_is_scraped():
     """What a scraper reads over HTTP after the last step: sums in counters, the last step in gauges."""
     from prometheus_client import CollectorRegistry

@@ -93,7 +93,7 @@ def test_objective_within_a_hundredth_of_the_plan_in_one_piece(name, sync, movem
 
 
 def test_pods_end_between_nodes():
-    assert Pods.of(np.arange(16) // 4, 3).first.tolist() == [0, 4, 12, 16] or Pods.of(np.arange(16) // 4, 3).first[1] % 4 == 0
+    assert Pods.of(np.arange(16) // 4, 3).first.tolist() == [0, 4, 10, 16]  # the border near 5 is taken, 10 has none near
     assert Pods.of(np.zeros(10, np.int64), 3).first.tolist() == [0, 3, 6, 10]
     assert Pods.of(np.zeros(2, np.int64), 2).pod.tolist() == [0, 1]
 
