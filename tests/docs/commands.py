@@ -62,9 +62,10 @@ def check_module(name: str, arguments: list[str]) -> None:
     if name.split(".")[0] in MODULES:
         return
     path = ROOT / name.replace(".", "/")
-    files = sorted(path.glob("*.py")) if (path / "__main__.py").is_file() else [path.with_suffix(".py")]
-    if not all(file.is_file() for file in files):
+    if not ((path / "__main__.py").is_file() or path.with_suffix(".py").is_file()):
         raise ValueError(f"no module {name}")
+    # A package keeps the flags of its modules together.
+    files = sorted((path if path.is_dir() else path.parent).glob("*.py"))
     _check_flags(name, "".join(file.read_text(encoding="utf-8") for file in files), arguments)
 
 

@@ -53,4 +53,6 @@ def commands_of(page: str) -> list[list[str]]:
     bodies += [match[0] for match in INDENTED.finditer(FENCE.sub("", text))]
     lines = [line.strip() for body in bodies for line in body.replace("\\\n", " ").splitlines()]
     lines = [line.removeprefix("$ ") for line in lines]
-    return [shlex.split(line, comments=True) for line in lines if line.split(" ", 1)[0] in PROGRAMS]
+    # Two spaces behind the first word are a column of a table that some program printed.
+    shown = [line for line in lines if line.split(" ", 1)[0] in PROGRAMS and not line.partition(" ")[2].startswith(" ")]
+    return [shlex.split(line, comments=True) for line in shown]
