@@ -18,7 +18,7 @@ MEGATRON_KEYS: dict[str, str | None] = {
     "original_seq_len": None,
     "padded_seq_len": None,
 }
-_counting = torch.arange(0)
+_counting = torch.arange(0, device="cpu")
 MASK = Field(name="attention_mask", kind="token", dtype="any")
 LENGTH = Field(name="original_seq_len", kind="sample", dtype="any")
 POSITIONS = Field(name="position_ids", kind="token", dtype="int64")
@@ -64,7 +64,7 @@ def counting(length: int) -> torch.Tensor:
     """Return 0, 1, ..., as a view of the longest that was asked for."""
     global _counting
     if len(_counting) < length:
-        _counting = torch.arange(2 * length)
+        _counting = torch.arange(2 * length, device="cpu")
     return _counting[:length]
 
 

@@ -45,6 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     check_int("--slowest", arguments.slowest, 0)
     if len(arguments.runs) > 2:
         raise ValueError(f"one run is shown, or two are compared, got {len(arguments.runs)}")
+    if arguments.html is not None:  # before a long log is read, not after
+        from ..page import check_libraries
+
+        check_libraries()
+        if not arguments.html.parent.is_dir():
+            raise ValueError(f"--html: no folder {arguments.html.parent}")
     found = [
         read_report(
             path,

@@ -144,6 +144,7 @@ def test_page(runs, tmp_path, capsys):
         (["{tmp}/empty.steps"], "holds no whole step yet"),
         (["a", "b", "c"], "one run is shown, or two are compared, got 3"),
         (["a", "--slowest", "-1"], "--slowest must be an integer of at least 0, got -1"),
+        (["a", "--html", "{tmp}/no/page.html"], "--html: no folder"),
     ],
 )
 def test_wrong_input_is_one_line(tmp_path, capsys, arguments, text):
