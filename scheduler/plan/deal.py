@@ -7,7 +7,7 @@ import numpy.typing as npt
 from . import kernels, pod_kernels, tally
 from .free import free_microbatch
 from .minimal import loosened
-from .problem import Problem
+from .problem import Problem, scaled
 from .table import Ints
 
 Bools = npt.NDArray[np.bool_]
@@ -168,7 +168,7 @@ def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
     level = level[np.argsort(-level.sum(axis=1), kind="stable")]
     limit = loosened(problem, bound)
     spare = max(limit - int(level.sum()), 0)
-    profile: Ints = level + level * spare // max(int(level.sum()), 1)
+    profile: Ints = level + scaled(level, spare, max(int(level.sum()), 1))
     return profile
 
 

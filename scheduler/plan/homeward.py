@@ -6,7 +6,7 @@ import numpy as np
 
 from .bins import Bins
 from .homeward_kernels import return_home
-from .problem import Problem
+from .problem import Problem, scaled
 from .table import Ints
 
 #: Times that all samples away from home are looked at.
@@ -47,8 +47,7 @@ def bring_home(problem: Problem, bins: Bins, limit: int) -> None:
     load = bins.loads(problem)
     largest = load.reshape(ranks, count, -1).max(axis=0)
     spare = max(limit - int(largest.sum()), 0)
-    # In Python integers: the product may be beyond int64.
-    goals: Ints = largest + (largest.astype(object) * spare // max(int(largest.sum()), 1)).astype(np.int64)
+    goals = largest + scaled(largest, spare, max(int(largest.sum()), 1))
     away = np.flatnonzero(bins.bin_of // count != problem.home)
     heavy_first: Any = away[np.argsort(-problem.nbytes[away], kind="stable")]
     return_home(

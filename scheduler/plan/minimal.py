@@ -10,7 +10,7 @@ from . import bounds, kernels
 from .bins import Bins
 from .free import TRIES, fill_costly, fit, free_microbatch, usual_rate
 from .homeward import bring_home, moved, packs_to_homes
-from .problem import Problem
+from .problem import Problem, scaled
 from .refine import PATIENCE, ROUNDS, column_goals, even_columns, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
 
@@ -322,7 +322,7 @@ def _spread_heavy(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, heavy
         return
     trial = Bins(count=count, bin_of=bins.bin_of.copy(), room=bins.room.copy(), places=bins.places.copy())
     level = -(-problem.cost[bins.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
-    level += level * allowed // max(int(level.sum()) * (count - first), 1) - level
+    level = scaled(level, allowed, max(int(level.sum()) * (count - first), 1))
     goal[:, first:] = np.maximum(level, 1)
     deficit = goal.reshape(ranks * count, -1).copy()
     if kernels.fill_home(

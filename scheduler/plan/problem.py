@@ -231,6 +231,19 @@ def descending(values: Ints) -> Ints:
     return order
 
 
+def scaled(values: Ints, times: int, over: int) -> Ints:
+    """`values * times // over`, exact where the product is beyond int64.
+
+    Example:
+        >>> scaled(np.array([2**52]), 2**50, 2**51).tolist()
+        [2251799813685248]
+    """
+    if int(values.max(initial=0)) * times <= np.iinfo(np.int64).max:
+        return values * times // over
+    exact: Ints = (values.astype(object) * times // over).astype(np.int64)
+    return exact
+
+
 def _columns(table: SampleTable) -> dict[str, Ints]:
     columns = {}
     for name in SampleTable.__struct_fields__:

@@ -147,3 +147,18 @@ def test_ranks_with_several_heavy_samples_part_with_them():
     table = SampleTable.from_lengths(tokens, cost=cost, home=np.arange(len(tokens)) // 64, nbytes=16 * tokens)
     plan = plan_step(table, num_ranks=512, config=PlanConfig(max_tokens=16_384))
     assert plan.gap <= 0.0101
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_finer_unit_of_costs_leaves_a_plan_as_it_is(pods):
+    """Two phases, costs of 2**35 and of 2**51 a step: no product of them may leave int64 unnoticed."""
+    rng = np.random.default_rng(0)
+    tokens, home = np.minimum(rng.lognormal(6, 1, 400).astype(int) + 1, 8192), np.sort(rng.integers(0, 8, 400))
+    cost = np.stack([tokens, tokens[::-1] // 2], axis=1)
+    config = PlanConfig(max_tokens=8192, sync="microbatch", pods=pods)
+    coarse, fine = (
+        plan_step(SampleTable.from_lengths(tokens, home=home, cost=cost << shift), num_ranks=8, config=config)
+        for shift in (16, 32)
+    )
+    assert fine.moved_bytes == coarse.moved_bytes
+    assert fine.value >> 16 == pytest.approx(coarse.value, rel=1e-3)
