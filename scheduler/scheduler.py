@@ -1,6 +1,7 @@
 """`PackingScheduler`: wraps a training loop's data source."""
 
 import atexit
+import contextlib
 import functools
 import warnings
 import weakref
@@ -49,8 +50,9 @@ _OPEN: "weakref.WeakSet[PackingScheduler]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    for scheduler in list(_OPEN):
-        scheduler.close()
+    with contextlib.ExitStack() as stack:  # all of them, even where a callback's close() raises
+        for scheduler in list(_OPEN):
+            stack.callback(scheduler.close)
 
 
 class PackingScheduler(Iterator[PackedStep]):

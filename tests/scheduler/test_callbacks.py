@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
+from evenpack.scheduler import scheduler as scheduler_module
 from evenpack.scheduler.callbacks import StepClock
 from evenpack.scheduler.plan import PlanConfig, SampleTable
 from evenpack.scheduler.plan.fixed import plan_fixed
@@ -114,6 +115,21 @@ def test_every_callback_is_closed_even_where_one_raises():
         scheduler.close()
     assert last.num_closed == 1
     scheduler.close()
+
+
+def test_the_end_of_the_process_closes_every_scheduler_even_where_one_raises():
+    class Broken(Recorder):
+        def close(self):
+            super().close()
+            raise OSError("disk gone")
+
+    recorders = [Broken(), Broken()]
+    schedulers = [scheduler_with([recorder]) for recorder in recorders]
+    for scheduler in schedulers:
+        next(scheduler)
+    with pytest.raises(OSError, match="disk gone"):
+        scheduler_module._close_all()
+    assert [recorder.num_closed for recorder in recorders] == [1, 1]
 
 
 @pytest.mark.parametrize("callback", [None, "log", Recorder])
