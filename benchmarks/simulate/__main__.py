@@ -44,7 +44,7 @@ PLANNERS: dict[str, tuple[Callable[..., StepPlan], int]] = {
     "packed on each rank alone": (packed_alone, 4096),
     "Karmarkar-Karp, equal counts (verl)": (karmarkar_karp_equal, 256),
 }
-#: Planners whose own time is measured.
+#: Planners whose own time is measured, in one piece: `benchmarks.pods` has what a rank pays where pods share the work.
 TIMED: dict[str, Callable[..., StepPlan]] = {"flat": plan_step}
 Record = dict[str, Any]
 
@@ -115,7 +115,7 @@ def planning_rows(drawn: dict[str, Drawn], ranks: tuple[int, ...]) -> list[Recor
     for name, sync in PANELS:
         for num_ranks in ranks:
             table = drawn[name].table(num_ranks, False, False)
-            config = config_of(drawn[name], sync, False, 0)
+            config = config_of(drawn[name], sync, False, 0, pods=1)
             for way, planner in TIMED.items():
                 wall, cpu, plan = timed(lambda p=planner, t=table, c=config, r=num_ranks: p(t, num_ranks=r, config=c))
                 records.append({"workload": name, "sync": sync, "ranks": num_ranks, "way": way, "cpu": cpu, "wall": wall,
