@@ -18,6 +18,8 @@ class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):
         num_ranks: size of `dp`.
         cp_rank: this rank within `cp`.
         cp_size: size of `cp`.
+        is_writer: this process writes logs for the whole job; None: the first of `dp` that is the first of `cp`. With further
+            dimensions of parallelism only one of those is; `from_mesh` finds out.
     """
 
     dp: Any = None
@@ -26,6 +28,11 @@ class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int = 1
     cp_rank: int = 0
     cp_size: int = 1
+    is_writer: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.is_writer is None:
+            msgspec.structs.force_setattr(self, "is_writer", self.rank == 0 and self.cp_rank == 0)
 
     @classmethod
     def from_world(cls) -> "ProcessGroups":
@@ -76,7 +83,8 @@ class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):
             if name not in names:
                 raise ValueError(f"the mesh has no dimension {name!r}, its dimensions are {names}")
         data = mesh[dims[0]] if len(dims) == 1 else mesh[dims]._flatten("_".join(dims))
-        return cls.of(data.get_group(), mesh[cp].get_group() if cp else None)
+        groups = cls.of(data.get_group(), mesh[cp].get_group() if cp else None)
+        return msgspec.structs.replace(groups, is_writer=not any(mesh.get_coordinate() or ()))
 
     @classmethod
     def from_megatron(cls, pg_collection: Any = None) -> "ProcessGroups":

@@ -158,7 +158,7 @@ class PackingScheduler(Iterator[PackedStep]):
             num_replicas=groups.num_replicas,
             channel=channel,
             pin=torch.cuda.is_available(),
-            is_writer=groups.rank == 0 and groups.cp_rank == 0,
+            is_writer=bool(groups.is_writer),
             planner=f"{getattr(planner, '__module__', '')}.{getattr(planner, '__qualname__', type(planner).__qualname__)}",
             phases=tuple(cost.phases),
         )

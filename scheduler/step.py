@@ -34,7 +34,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
         num_replicas: ranks over which a wrapper averages gradients.
         channel: connection to the peers, for `return_home`.
         pin: build packs in pinned memory.
-        is_writer: this process writes logs for the group: the first data-parallel and context-parallel rank.
+        is_writer: this process writes logs for the group, as `ProcessGroups.is_writer`.
         planner: name of the function that plans.
         phases: names of the cost's phases.
     """

@@ -69,7 +69,13 @@ class PrometheusMetrics(Metrics):
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Set the gauges, and add to the counters."""
         if not self._metrics:
-            self._begin()
+            try:
+                self._begin()
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}: {self._namespace}_... is in this registry already; give each scheduler a namespace "
+                    "or a registry of its own"
+                ) from error
         for name in COUNTERS:
             self._metrics[name].inc(figures[name])
         for name in GAUGES:

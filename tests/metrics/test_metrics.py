@@ -13,6 +13,7 @@ import pytest
 
 from evenpack.integrations.metrics import Metrics, PrometheusMetrics, TensorBoardMetrics, WandbMetrics
 from evenpack.integrations.metrics.base import import_library
+from evenpack.integrations.metrics.prometheus import COUNTERS
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig, StepStats, Summary
 from evenpack.scheduler.testing import run_ranks
 
@@ -191,6 +192,16 @@ def test_prometheus_endpoint_is_scraped():
     assert found["evenpack_imbalance_ratio"] == stats[-1].imbalance
     assert found["evenpack_tokens_per_second"] == pytest.approx(stats[-1].tokens_per_second)
     assert found["evenpack_exposed_seconds_total"] == pytest.approx(sum(one.exposed_seconds for one in stats))
+
+
+def test_two_schedulers_need_names_of_their_own():
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    first, second = (PrometheusMetrics(registry) for _ in range(2))
+    first.write(0, dict.fromkeys(COUNTERS, 1.0))
+    with pytest.raises(ValueError, match="give each scheduler a namespace"):
+        second.write(0, dict.fromkeys(COUNTERS, 1.0))
 
 
 def test_a_port_that_is_taken_is_a_warning_and_training_goes_on():

@@ -113,3 +113,10 @@ def test_two_schedulers_over_one_group_do_not_mix():
         return True
 
     assert all(run_ranks(fn, 2, backend="gloo"))
+
+
+@pytest.mark.parametrize(("names", "dims"), [(("dp", "tp"), {}), (("tp", "dp"), {}), (("dp", "cp"), {"cp": "cp"})])
+def test_one_process_writes_whatever_the_mesh(names, dims):
+    """The scheduler knows nothing of tensor parallelism, but the mesh does."""
+    writers = run_ranks(lambda *ranks: by_mesh((2, 2), names, **dims)(*ranks).is_writer, 4, backend="gloo")
+    assert writers == [True, False, False, False]
