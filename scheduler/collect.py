@@ -62,6 +62,7 @@ class Reader:
         self.deferred: list[tuple[Described, int]] = []
         self.exhausted = False
         self.error: BaseException | None = None
+        self._abandoned = False
 
     @property
     def can_go_back(self) -> bool:
@@ -144,8 +145,12 @@ class Reader:
         dropped, self._dropped = self._dropped, 0
         return dropped
 
+    def abandon(self) -> None:
+        """Read no further item: whoever waits for a step goes on without what it still lacks. From any thread."""
+        self._abandoned = True
+
     def _ready(self) -> bool:
-        return self.error is None and not self.exhausted
+        return self.error is None and not self.exhausted and not self._abandoned
 
     def _read(self) -> None:
         assert self._iterator is not None

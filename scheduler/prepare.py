@@ -74,6 +74,10 @@ class Preparer:
         self._ended = False
         self._reader.start()
 
+    def abandon(self) -> None:
+        """Leave the step that is being prepared; from any thread, with the channel's `abort`."""
+        self._reader.abandon()
+
     def checkpoint(self, *, in_epoch: bool) -> Checkpoint:
         """Return where the next step begins."""
         return Checkpoint(

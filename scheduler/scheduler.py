@@ -343,6 +343,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._closed = True
         _OPEN.discard(self)
         self._channel.abort()
+        self._preparer.abandon()
         if self._relay is not None:
             self._relay.close()
         try:

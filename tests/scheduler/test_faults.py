@@ -237,3 +237,20 @@ print("end")
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr[-2000:]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_close_waits_for_one_item_of_a_slow_source_not_for_a_step(num_ranks, recwarn):
+    """Forty items make a step, and from the second step on each takes a fifth of a second."""
+
+    def slow(rank):
+        for index in range(80):
+            time.sleep(0.2 if index >= 40 else 0)
+            yield text_sample(5, f"{rank}-{index}")
+
+    def fn(rank, num_ranks):
+        with open_scheduler(slow(rank), samples_per_step=40, prefetch=1) as scheduler:
+            next(scheduler)
+
+    run_ranks(fn, num_ranks)
+    assert not [warning for warning in recwarn if "left behind" in str(warning.message)]
