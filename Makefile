@@ -22,7 +22,7 @@ DEMO_ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods clean
+.PHONY: help venv venv-megatron docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods clean
 
 help:
 	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record,end-to-end,simulate,peers,pods} | venv | clean"
@@ -46,6 +46,9 @@ check-page: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+venv-megatron:
+	@if [ -n "$(MEGATRON_PYTHON)" ]; then $(MAKE) --no-print-directory $(MEGATRON_STAMP); fi
 
 test-megatron:
 	@if [ -z "$(MEGATRON_PYTHON)" ]; then \
