@@ -87,10 +87,10 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     stairs = staircase(weight, problem, problem.by_cost[phase])
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
     some = weight > 0  # what costs nothing adds no work, and would be far from all others in density
-    weight, size = weight[some], problem.size[some]
-    density = weight / size
+    worth, size = weight[some], problem.size[some]
+    density = worth / size
     # One unit above the product covers its rounding: the knapsack's value must never be too small.
-    value = tally.knapsacks(weight, size, density, density.view(np.int64), room)
+    value = tally.knapsacks(worth, size, density, density.view(np.int64), room)
     total = int(weight.sum())
     rest = np.maximum(total - value, 0)
     rest[0] = total

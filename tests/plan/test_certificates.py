@@ -92,3 +92,16 @@ def test_moved_bytes_take_the_most_cost_per_byte():
     assert plan.lower_bound == 60
     assert plan.value == 60 and plan.moved_bytes == 10
     assert 4 <= plan.moved_bytes_lower_bound <= 5  # half of the sample of 40
+
+
+def test_samples_that_cost_nothing_in_a_phase():
+    """Text costs the vision tower nothing: the bound of a phase is that of the samples with a cost."""
+    tokens = np.array([9, 8, 7, 6, 5, 4, 3, 2])
+    vision = np.array([0, 20, 0, 0, 30, 0, 0, 5])
+    config = PlanConfig(max_tokens=40, sync="microbatch", num_microbatches=1)
+
+    def bound(cost):
+        table = SampleTable.from_lengths(tokens, cost=cost, home=np.zeros(8, np.int64))
+        return plan_step(table, num_ranks=2, config=config).lower_bound
+
+    assert bound(np.stack([vision, tokens], axis=1)) == bound(tokens) + 30
