@@ -9,7 +9,7 @@ from typing import Any
 #: Most ranks, and most samples of a step, that are simulated: what the planner is measured for.
 MOST_RANKS, MOST_SAMPLES = 4096, 1_048_576
 #: Samples that are planned where nobody says how many steps, and the fewest and most steps.
-SAMPLES_PLANNED, FEWEST_STEPS, MOST_STEPS = 32_768, 4, 32
+SAMPLES_PLANNED, FEWEST_STEPS, MOST_STEPS = 16_384, 4, 32
 #: Prefix of built-in workloads in the place of a file.
 WORKLOAD = "workload:"
 
