@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from evenpack.integrations.trainer import PackedTrainerMixin
 from evenpack.scheduler.plan import warm_up
 from evenpack.scheduler.testing import run_ranks
+
+from .end_to_end.padded import collate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from demo.data import ChatExamples
@@ -50,20 +50,6 @@ class Clock(TrainerCallback):
         self.ends.append(time.perf_counter())
 
 
-def padded_batch(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pad samples to the longest and join their images, as a processor does."""
-    fills = {"input_ids": 0, "labels": -100, "mm_token_type_ids": 0}
-    batch = {
-        name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=fill) for name, fill in fills.items()
-    }
-    batch["attention_mask"] = pad_sequence([torch.ones_like(row["input_ids"]) for row in rows], batch_first=True)
-    for name in ("pixel_values", "image_grid_thw"):
-        parts = [row[name] for row in rows if name in row]
-        if parts:
-            batch[name] = torch.cat(parts)
-    return batch
-
-
 def encoded_samples(tokenizer: Any, count: int) -> list[dict[str, Any]]:
     """Return the demo's samples of both ranks, in turn."""
     processor = make_processor(FAMILY, tokenizer)
@@ -84,7 +70,7 @@ def timed(packs: bool, tokenizer: Any, samples: list[dict[str, Any]], per_device
         if packs:
             trainer: Trainer = PackedTrainer(**parts, packing={"max_tokens": MAX_TOKENS}, callbacks=[clock])
         else:
-            trainer = Trainer(**parts, data_collator=padded_batch, callbacks=[clock])
+            trainer = Trainer(**parts, data_collator=collate, callbacks=[clock])
         trainer.train()
     return clock.ends[-1] - clock.ends[WARM_STEPS - 1]
 
