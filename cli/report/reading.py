@@ -5,6 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -71,7 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         name: its path.
-        header: settings of its last file.
+        header: settings of its last step.
+        varying: settings that changed during the run: the steps from which on they had which value, beginning with the first.
         first_step: number of the first step that is recorded.
         last_step: number of the last.
         num_missing: steps between them that are not recorded.
@@ -87,6 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     name: str
     header: RunHeader
+    varying: dict[str, list[tuple[int, Any]]]
     first_step: int
     last_step: int
     num_missing: int
@@ -125,6 +128,7 @@ def read_report(
     return Report(
         name=str(path),
         header=keeper.last.header,
+        varying={name: values for name, values in keeper.settings.items() if len(values) > 1},
         first_step=keeper.stats[0].step,
         last_step=keeper.stats[-1].step,
         num_missing=keeper.stats[-1].step - keeper.stats[0].step + 1 - len(keeper.stats),
@@ -158,6 +162,7 @@ class _Keeper:
         self.slow: list[SlowStep] = []
         self.window: deque[RecordedStep] = deque(maxlen=ADVICE_STEPS)
         self.differing: list[tuple[int, list[str]]] = []
+        self.settings: dict[str, list[tuple[int, Any]]] = {}
         self.num_bytes = 0
         self._loads: dict[str, Floats] = {}
         self._lengths: list[Ints] = []
@@ -169,6 +174,8 @@ class _Keeper:
 
     def add(self, step: RecordedStep) -> None:
         self._note_time(step.stats)
+        if self.last is None or step.header is not self.last.header:
+            self._note_settings(step)
         self.stats.append(step.stats)
         self.window.append(step)
         self.num_bytes += step.num_bytes
@@ -193,6 +200,14 @@ class _Keeper:
         )
         if len(self.slow) > 16 * self._num_slowest:
             self.keep_slowest()
+
+    def _note_settings(self, step: RecordedStep) -> None:
+        header = step.header
+        told = {name: getattr(header, name) for name in ("version", "num_ranks", "cp_size", "planner", "phases")}
+        for name, value in {**header.settings, **told}.items():
+            values = self.settings.setdefault(name, [])
+            if not values or values[-1][1] != value:
+                values.append((step.stats.step, value))
 
     def keep_slowest(self) -> list[SlowStep]:
         """Return the slowest steps, slowest first, and forget the others."""

@@ -40,7 +40,7 @@ def as_dict(reports: list[Report]) -> dict[str, Any]:
     runs = []
     for report in reports:
         header = msgspec.to_builtins(report.header)
-        del header["stats_fields"]
+        del header["stats_fields"], header["number"]
         runs.append(
             {
                 "run": report.name,
@@ -49,6 +49,10 @@ def as_dict(reports: list[Report]) -> dict[str, Any]:
                 "not_recorded": report.num_missing,
                 "bytes_per_sample": report.num_bytes / max(1, report.summary.samples),
                 "settings": header,
+                "varying": {
+                    name: [{"from_step": step, "value": value} for step, value in values]
+                    for name, values in report.varying.items()
+                },
                 "summary": report.summary.as_dict(),
                 "slowest": msgspec.to_builtins(report.slowest),
                 "advice": msgspec.to_builtins(report.advice),
@@ -94,15 +98,24 @@ def as_text(reports: list[Report]) -> str:
 def facts(report: Report) -> list[str]:
     """Return what the run was, in sentences."""
     header, config = report.header, report.header.config
-    per_step = f"samples_per_step {config.samples_per_step}" if config.samples_per_step else ""
+
+    def fact(name: str, value: int) -> str:
+        return f"{name} {'varies' if name in report.varying else f'{value:,}'}"
+
+    per_step = fact("samples_per_step", config.samples_per_step) if config.samples_per_step else ""
     if config.tokens_per_step:
-        per_step = f"tokens_per_step {config.tokens_per_step:,}"
+        per_step = fact("tokens_per_step", config.tokens_per_step)
     if config.scope != "group":
         per_step += f"{', ' if per_step else ''}scope {config.scope!r}"
     lines = [
-        f"{report.name}: steps {report.first_step} to {report.last_step}, {header.num_ranks} ranks, max_tokens "
-        f"{config.max_tokens:,}, {per_step}, sync {config.sync!r}, evenpack {header.version}"
+        f"{report.name}: steps {report.first_step} to {report.last_step}, {header.num_ranks} ranks, "
+        f"{fact('max_tokens', config.max_tokens)}, {per_step}, sync {config.sync!r}, evenpack {header.version}"
     ]
+    for name, values in report.varying.items():
+        listed = [str(values[0][1]), *(f"{value} from step {step:,} on" for step, value in values[1:])]
+        if len(listed) > MOST_LISTED:
+            listed = [*listed[: MOST_LISTED - 2], f"{len(listed) - MOST_LISTED + 1:,} more", listed[-1]]
+        lines.append(f"{report.name}: {name} varies: {', '.join(listed)}")
     if report.num_missing:
         lines.append(f"{report.name}: {report.num_missing:,} steps between those were not recorded")
     return lines

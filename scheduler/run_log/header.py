@@ -1,4 +1,4 @@
-"""What is recorded once per file: all that planning a recorded step again needs."""
+"""What is recorded once, until it changes: all that planning a recorded step again needs."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..step import PackedStep
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings under which the steps of a file were planned.
+    """The settings under which the steps behind it were planned; a file has another where they change.
 
     Attributes:
         version: of evenpack.
@@ -25,8 +25,9 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         node_of_rank: `[R]`, node of each rank.
         peers: ranks that each rank may send samples to; None for any.
         stats_fields: names of the figures that each record holds, in order.
-        first_step: number of the first step of the file; a later file that begins earlier goes on from a checkpoint.
-        started: when the file was begun, in seconds since 1970.
+        first_step: number of the first step behind it; a later file that begins earlier goes on from a checkpoint.
+        started: when it was written, in seconds since 1970.
+        number: of the headers of its file, from 0.
     """
 
     version: str
@@ -41,10 +42,11 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     stats_fields: tuple[str, ...]
     first_step: int
     started: float
+    number: int = 0
 
     @classmethod
     def of(cls, step: PackedStep, started: float) -> "RunHeader":
-        """Return the header of a file that begins with a step."""
+        """Return the header of the steps that are planned as a step was."""
         context = step.context
         num_ranks = step.plan.num_ranks
         peers = context.channel.peers
@@ -64,6 +66,10 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
             first_step=step.stats.step,
             started=started,
         )
+
+    def says_the_same(self, other: "RunHeader") -> bool:
+        """Return whether steps behind another header were planned under the same settings."""
+        return msgspec.structs.replace(other, first_step=self.first_step, started=self.started, number=self.number) == self
 
     @property
     def config(self) -> SchedulerConfig:

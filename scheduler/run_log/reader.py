@@ -8,7 +8,7 @@ import msgspec
 
 from .frames import read_frames
 from .header import RunHeader
-from .record import RecordedStep, decode
+from .record import LostHeaderError, RecordedStep, decode
 
 SUFFIX = ".steps"
 
@@ -66,22 +66,26 @@ def _read(files: Sequence[Path], headers: Sequence[RunHeader | None]) -> Iterato
         limit = min(later, default=None)
         header: RunHeader | None = headers[position]
         damage: list[str] = []
+        num_lost = 0
         for payload in read_frames(file, damage):
             found = _decoded(file, payload, header)
-            if isinstance(found, RunHeader):
+            if found is None:
+                num_lost += 1
+            elif isinstance(found, RunHeader):
                 header = found
-            elif found is not None and (limit is None or found.stats.step < limit):
+            elif limit is None or found.stats.step < limit:
                 yield found
+        if num_lost:
+            damage.append(f"{file}: {num_lost} steps are not read: the settings they were planned under are lost")
         for line in damage:
             warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
 def _decoded(file: Path, payload: bytes, header: RunHeader | None) -> RunHeader | RecordedStep | None:
-    """Return what a payload holds; None for a step whose file has lost its header."""
+    """Return what a payload holds; None for a step whose header was lost."""
     try:
         return decode(payload, header)
+    except LostHeaderError:
+        return None
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        if header is None:
-            warnings.warn(f"{file}: a record is not read: {error}", RuntimeWarning, stacklevel=3)
-            return None
         raise ValueError(f"{file}: a record of another version: {error}") from error

@@ -31,6 +31,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     moved: Column  # rank less home, rank -1 where dropped
     microbatch: Column
     cost: list[Column]
+    header: int = 0  # number of the header that it was planned under, among those of the file
 
 
 #: First byte of a payload: what it holds.
@@ -41,13 +42,17 @@ _HEADERS = msgspec.msgpack.Decoder(RunHeader)
 _RECORDS = msgspec.msgpack.Decoder(_Record)
 
 
+class LostHeaderError(ValueError):
+    """A step whose header was lost: what it was planned under is not known."""
+
+
 def encode_header(header: RunHeader) -> bytes:
     """Return a header as the payload of a frame."""
     return _HEADER + _ENCODER.encode(header)
 
 
-def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan) -> bytes:
-    """Return a step as the payload of a frame."""
+def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan, header: int = 0) -> bytes:
+    """Return a step as the payload of a frame; `header` is the number of its header."""
     assert len(table) < 2 or (np.diff(table.home) >= 0).all(), "a table is in the order of the ranks"
     record = _Record(
         stats=list(msgspec.structs.astuple(stats)),
@@ -64,6 +69,7 @@ def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan) -> bytes:
         moved=pack(plan.rank - table.home),
         microbatch=pack(plan.microbatch),
         cost=[pack(np.ascontiguousarray(column)) for column in table.cost.reshape(len(table), -1).T],
+        header=header,
     )
     return _STEP + _ENCODER.encode(record)
 
@@ -73,16 +79,21 @@ def decode(payload: bytes, header: RunHeader | None) -> "RunHeader | RecordedSte
 
     Args:
         payload: of the frame.
-        header: that of the file, where it was read already.
+        header: the last one before it in the file, where one was read already.
 
     Raises:
-        ValueError: not a payload of this version, or a step before its header.
+        LostHeaderError: a step whose header is not the last that was read.
+        ValueError: not a payload of this version.
     """
     if payload[:1] == _HEADER:
         return _HEADERS.decode(payload[1:])
-    if header is None or payload[:1] != _STEP:
-        raise ValueError("a step without a header before it" if header is None else f"a record of kind {payload[:1]!r}")
+    if payload[:1] != _STEP:
+        raise ValueError(f"a record of kind {payload[:1]!r}")
+    if header is None:
+        raise LostHeaderError("a step without a header before it")
     record = _RECORDS.decode(payload[1:])
+    if record.header != header.number:
+        raise LostHeaderError(f"a step of header {record.header} behind header {header.number}")
     values = dict(zip(header.stats_fields, record.stats, strict=True))
     known = {name: values[name] for name in StepStats.__struct_fields__ if name in values}
     return RecordedStep(header=header, stats=StepStats(**known), num_bytes=len(payload), _record=record)
@@ -92,7 +103,7 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tru
     """A step that was read from a run log.
 
     Attributes:
-        header: settings of its file.
+        header: settings it was planned under.
         stats: its figures, times among them.
         num_bytes: size of the record.
     """

@@ -14,13 +14,13 @@ import msgspec
 from ..plan import SampleTable, StepPlan
 from ..plan.config import check_int
 from ..stats import StepStats
-from ..step import PackedStep
+from ..step import PackedStep, StepContext
 from .frames import PREAMBLE, frame
 from .header import RunHeader
 from .reader import SUFFIX
 from .record import encode_header, encode_step
 
-_Item = tuple[StepStats, SampleTable, StepPlan]
+_Item = tuple[StepStats, SampleTable, StepPlan, RunHeader]
 #: Seconds that `close` waits for a disk that does not answer.
 _PATIENCE = 30.0
 #: Seconds between two looks at what waits.
@@ -67,6 +67,7 @@ class RunLog:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._file: _File | None = None
+        self._header: tuple[StepContext, RunHeader] | None = None
         self._error: Exception | None = None
         self._num_left_out = 0
         self._failed = self._closed = False
@@ -85,10 +86,11 @@ class RunLog:
             raise RuntimeError(f"{self!r} is closed: give each scheduler a log of its own")
         if not step.is_writer or self._has_failed():
             return
+        header = self._header_of(step)
         if self._thread is None:
-            self._start(step)
+            self._start(header)
         if len(self._waiting) < self._max_waiting:
-            self._waiting.append((step.stats, step.table, step.plan))
+            self._waiting.append((step.stats, step.table, step.plan, header))
             return
         self._num_left_out += 1
         if self._num_left_out == 1:
@@ -117,10 +119,16 @@ class RunLog:
         if self._thread.is_alive():
             warnings.warn(f"{self!r}: the disk did not answer within {_PATIENCE:g} s", RuntimeWarning, stacklevel=3)
 
-    def _start(self, step: PackedStep) -> None:
+    def _header_of(self, step: PackedStep) -> RunHeader:
+        """Return what a step was planned under; a new one only where the scheduler, or what it plans under, is another."""
+        if self._header is None or self._header[0] is not step.context:
+            self._header = step.context, RunHeader.of(step, time.time())
+        return self._header[1]
+
+    def _start(self, header: RunHeader) -> None:
         self._failed = True  # until the file is there
         self.path.mkdir(parents=True, exist_ok=True)
-        self._file = _File(self.path, RunHeader.of(step, time.time()))
+        self._file = _File(self.path, header)
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="evenpack-run-log", daemon=True)
         self._thread.start()
@@ -148,12 +156,14 @@ class RunLog:
             assert self._file is not None
             self._file.close()
 
-    def _write(self, stats: StepStats, table: SampleTable, plan: StepPlan) -> None:
+    def _write(self, stats: StepStats, table: SampleTable, plan: StepPlan, header: RunHeader) -> None:
         assert self._file is not None
-        record = frame(encode_step(stats, table, plan))
+        self._file.use(header)
+        record = frame(encode_step(stats, table, plan, self._file.header.number))
         if self._file.num_steps and self._file.size + len(record) > self._max_bytes:
             self._file.close()
             self._file = self._file.next(stats.step)
+            record = frame(encode_step(stats, table, plan))
             self._remove_old()
         self._file.append(record)
 
@@ -167,18 +177,24 @@ class _File:
     """One file of a log: always whole records, unless the process dies while it writes one."""
 
     def __init__(self, folder: Path, header: RunHeader) -> None:
-        self._folder, self._header = folder, header
+        self._folder, self.header = folder, msgspec.structs.replace(header, number=0)
         self._file = _open_next(folder)
         self.size = self.num_steps = 0
         try:
-            self._write(PREAMBLE + frame(encode_header(header)))
+            self._write(PREAMBLE + frame(encode_header(self.header)))
         except BaseException:
             self._file.close()
             raise
 
     def next(self, first_step: int) -> "_File":
         """Begin the file after this one."""
-        return _File(self._folder, msgspec.structs.replace(self._header, first_step=first_step, started=time.time()))
+        return _File(self._folder, msgspec.structs.replace(self.header, first_step=first_step, started=time.time()))
+
+    def use(self, header: RunHeader) -> None:
+        """Begin steps that were planned under a header, which is written where it says something new."""
+        if not self.header.says_the_same(header):
+            self.header = msgspec.structs.replace(header, number=self.header.number + 1)
+            self._write(frame(encode_header(self.header)))
 
     def append(self, record: bytes) -> None:
         """Write a record; one that cannot be written whole is taken back."""

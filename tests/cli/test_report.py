@@ -10,7 +10,7 @@ from evenpack.cli.main import run
 from evenpack.scheduler import Summary
 from evenpack.scheduler.run_log.reader import run_files
 
-from ..run_log.runs import record, rewrite
+from ..run_log.runs import record, record_ramp, rewrite
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,24 @@ def test_steps_that_are_missing_are_counted(runs, tmp_path, capsys):
     rewrite(folder / "first", tmp_path / "gaps", lambda one: None if one.step in (1, 2) else one)
     code, out, _ = report(capsys, tmp_path / "gaps")
     assert code == 0 and "2 steps between those were not recorded" in out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((2, 3, 5), "2, 3 from step 2 on, 5 from step 4 on"),
+        ((2, 3, 4, 5, 6, 7, 8), "2, 3 from step 2 on, 4 from step 4 on, 3 more, 8 from step 12 on"),
+    ],
+)
+def test_settings_that_changed_are_said_to_vary(tmp_path, capsys, sizes, told):
+    record_ramp(tmp_path / "ramp", sizes)
+    code, out, _ = report(capsys, tmp_path / "ramp", "--replay")
+    assert code == 0 and ", samples_per_step varies, " in out and f": samples_per_step varies: {told}\n" in out
+    _, out, _ = report(capsys, tmp_path / "ramp", "--json")
+    [found] = json.loads(out)["runs"]
+    assert found["varying"] == {
+        "samples_per_step": [{"from_step": 2 * k, "value": size} for k, size in enumerate(sizes)]
+    }  # fmt: skip
 
 
 def test_a_tail_that_was_cut_off_is_a_note(runs, tmp_path, capsys):

@@ -27,6 +27,22 @@ def record(folder, num_ranks=3, count=14, images=False, callbacks=(), log=None, 
     return run_ranks(fn, num_ranks)[0]
 
 
+def record_ramp(folder, sizes):
+    """Record two steps of each size on one rank, as Megatron-Core's batch grows: each with a scheduler that goes on."""
+    log, state, ran = RunLog(folder), None, []
+    for size in sizes:
+        config = SchedulerConfig(max_tokens=128, samples_per_step=size)
+        with PackingScheduler(random_source(0, 200), config=config, adapter=TEXT, callbacks=[log.__call__]) as scheduler:
+            if state is not None:
+                scheduler.load_state_dict(state)
+            for _ in range(2):
+                step = next(scheduler)
+                ran.append((step.stats, step.table, step.plan))
+            state = scheduler.state_dict()
+    log.close()
+    return ran
+
+
 def rewrite(folder, target, change):
     """Write a recorded run anew, each step's figures as `change(stats)` returns them; None leaves the step out."""
     steps = list(read_run(folder))

@@ -24,6 +24,7 @@ def test_every_global_batch_is_recorded_also_where_their_size_changes(tmp_path):
     on_ranks(body, 4, tp=2)
     recorded = list(read_run(tmp_path))
     assert [len(step.table) for step in recorded] == [8, 8, 12, 12]
+    assert [step.header.config.samples_per_step for step in recorded] == [4, 4, 6, 6]
     assert [replay_differences(step) for step in recorded] == [[]] * 4
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from evenpack.scheduler.run_log.record import encode_step
 from evenpack.scheduler.stats import step_stats
 
 from ..scheduler.helpers import TEXT, random_source
-from .runs import record
+from .runs import record, record_ramp
 
 
 def assert_equal_steps(recorded, ran):
@@ -163,6 +164,32 @@ def test_damage_in_the_middle_costs_the_records_that_it_hit(tmp_path):
         assert len(found) == len(ran) - 1
         numbers = [step.stats.step for step in found]
         assert_equal_steps(found, [ran[number] for number in numbers])
+
+
+def test_settings_that_change_are_those_of_each_step(tmp_path):
+    """A batch that grows, in one file: every step has the settings that it was planned under."""
+    ran = record_ramp(tmp_path, (2, 3, 3, 5))
+    recorded = list(read_run(tmp_path))
+    assert [step.header.config.samples_per_step for step in recorded] == [2, 2, 3, 3, 3, 3, 5, 5]
+    assert [step.header.first_step for step in recorded] == [0, 0, 2, 2, 2, 2, 6, 6]
+    assert len(run_files(tmp_path)) == 1
+    assert_equal_steps(recorded, ran)
+    assert not any(map(replay_differences, recorded))
+
+
+@pytest.mark.parametrize(("damaged", "kept"), [(0, [2, 3, 4, 5]), (1, [0, 1, 4, 5])])
+def test_steps_whose_settings_were_damaged_are_not_read_under_others(tmp_path, damaged, kept):
+    record_ramp(tmp_path, (2, 3, 5))
+    [file] = run_files(tmp_path)
+    data = bytearray(file.read_bytes())
+    at = [m.start() for m in re.finditer(rb"\xe5EVP.{8}H", data, re.DOTALL)][damaged]
+    data[at + 40] ^= 1
+    file.write_bytes(data)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert [step.stats.step for step in read_run(tmp_path)] == kept
+    assert [("2 steps are not read" in str(one.message), "damaged" in str(one.message)) for one in caught] == [
+        (False, True), (True, False)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
