@@ -24,7 +24,7 @@ from evenpack.scheduler.plan import warm_up
 from evenpack.scheduler.run_log.frames import frame
 from evenpack.scheduler.run_log.header import RunHeader
 from evenpack.scheduler.run_log.record import encode_step
-from evenpack.scheduler.run_log.writer import _File
+from evenpack.scheduler.run_log.recording import RunFile
 from evenpack.scheduler.stats import step_stats
 
 TARGET = 0.01
@@ -39,7 +39,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def measure(make: Callable[..., Any], num_ranks: int, per_rank: int, num_steps: int, folder: Path) -> None:
     """Print the shares for one workload."""
-    log, file, config = RunLog(folder / "log", max_waiting=num_steps), None, None
+    log, file, context = RunLog(folder / "log", max_waiting=num_steps), None, None
     calls, threads, own, sizes = [], [], [], []
     for number in range(num_steps):
         work = make(np.random.default_rng(number), num_ranks, per_rank)
@@ -53,14 +53,14 @@ def measure(make: Callable[..., Any], num_ranks: int, per_rank: int, num_steps: 
             return plan, step_stats(work.table, plan, step=number, dropped=0, truncated=0, waits=waits)
 
         seconds, (plan, stats) = timed(planned)
-        context = SimpleNamespace(
+        context = context or SimpleNamespace(  # one for all steps, as a scheduler has
             config=config, cp_size=1, planner="plan_step", phases=("decoder",) * phases,
             channel=SimpleNamespace(peers=None, node_of_rank=(0,) * num_ranks),
         )  # fmt: skip
         step: Any = SimpleNamespace(is_writer=True, context=context, table=work.table, plan=plan, stats=stats)
         if file is None:
             (folder / "beside").mkdir()
-            file = _File(folder / "beside", RunHeader.of(step, 0.0))
+            file = RunFile(folder / "beside", RunHeader.of(step, 0.0))
         call, _ = timed(lambda step=step: log(step))
         thread, size = timed(lambda step=step, file=file: written(step, file))
         if number:  # the first opens the file
@@ -76,7 +76,7 @@ def measure(make: Callable[..., Any], num_ranks: int, per_rank: int, num_steps: 
     )
 
 
-def written(step: Any, file: _File) -> int:
+def written(step: Any, file: RunFile) -> int:
     """Do what the log's thread does for a step; return the record's size."""
     record = frame(encode_step(step.stats, step.table, step.plan))
     file.append(record)

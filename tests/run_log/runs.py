@@ -3,7 +3,7 @@
 from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig, read_run
 from evenpack.scheduler.run_log.frames import frame
 from evenpack.scheduler.run_log.record import encode_step
-from evenpack.scheduler.run_log.writer import _File
+from evenpack.scheduler.run_log.recording import RunFile
 from evenpack.scheduler.testing import run_ranks
 
 from ..scheduler.helpers import TEXT, VISION, mixed_source, random_source
@@ -47,7 +47,7 @@ def rewrite(folder, target, change):
     """Write a recorded run anew, each step's figures as `change(stats)` returns them; None leaves the step out."""
     steps = list(read_run(folder))
     target.mkdir()
-    file = _File(target, steps[0].header)
+    file = RunFile(target, steps[0].header)
     for step in steps:
         stats = change(step.stats)
         if stats is not None:

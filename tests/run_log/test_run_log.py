@@ -14,7 +14,7 @@ import pytest
 
 from evenpack.cli.what_if.workloads import image_text
 from evenpack.scheduler import PackingScheduler, RunLog, SampleTable, SchedulerConfig, StepPlan, plan_step, read_run
-from evenpack.scheduler.run_log import frames, replay_differences, writer
+from evenpack.scheduler.run_log import frames, recording, replay_differences
 from evenpack.scheduler.run_log.columns import pack, unpack
 from evenpack.scheduler.run_log.reader import run_files
 from evenpack.scheduler.run_log.record import encode_step
@@ -264,12 +264,13 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path):
     with steps_of(log) as scheduler:
         for _ in range(3):
             next(scheduler)
-        log._ending.set()  # what waits is written, then the thread ends
-        log._thread.join()
+        began = log._recording
+        began._ending.set()  # what waits is written, then the thread ends
+        began._thread.join()
         whole = run_files(tmp_path)[0].read_bytes()
-        log._file._file = Full(run_files(tmp_path)[0])
+        began._file._file = Full(run_files(tmp_path)[0])
         next(scheduler)
-        log._run()
+        began._run()
         with pytest.warns(RuntimeWarning, match="recording stops, training goes on.*No space left") as caught:
             rest = list(scheduler)
         assert len(rest) == 2 and len(caught) == 1
@@ -297,7 +298,7 @@ class Full:
 
 def test_a_real_device_that_is_full(tmp_path, monkeypatch):
     """`/dev/full` takes nothing: the header fails before the first step, an error of the first `next`."""
-    monkeypatch.setattr(writer, "_open_next", lambda folder: io.FileIO("/dev/full", "wb"))
+    monkeypatch.setattr(recording, "_open_next", lambda folder: io.FileIO("/dev/full", "wb"))
     with steps_of(RunLog(tmp_path)) as scheduler:
         with pytest.raises(OSError, match="No space left") as caught:
             next(scheduler)
@@ -307,13 +308,13 @@ def test_a_real_device_that_is_full(tmp_path, monkeypatch):
 
 def test_a_slow_disk_leaves_steps_out_and_says_so(tmp_path, monkeypatch):
     gate = threading.Event()
-    encode = writer.encode_step
+    encode = recording.encode_step
 
     def slow(*step):
         gate.wait()
         return encode(*step)
 
-    monkeypatch.setattr(writer, "encode_step", slow)
+    monkeypatch.setattr(recording, "encode_step", slow)
     with pytest.warns(RuntimeWarning) as caught, steps_of(RunLog(tmp_path, max_waiting=2)) as scheduler:
         steps = list(scheduler)
         gate.set()
@@ -324,13 +325,50 @@ def test_a_slow_disk_leaves_steps_out_and_says_so(tmp_path, monkeypatch):
     assert "4 steps were not recorded" in texts[1]
 
 
-def test_a_closed_log_takes_no_steps(tmp_path):
+def trained(log, num_steps, state=None):
+    """Train, and return what ran and the state behind it."""
+    with steps_of(log, 10) as scheduler:
+        if state is not None:
+            scheduler.load_state_dict(state)
+        steps = [next(scheduler) for _ in range(num_steps)]
+        return [(step.stats, step.table, step.plan) for step in steps], scheduler.state_dict()
+
+
+def test_a_closed_log_goes_on_in_a_new_file(tmp_path):
+    """A second scheduler takes the log: from a checkpoint as a resume in another process does, or from the beginning."""
     log = RunLog(tmp_path)
-    with steps_of(log) as scheduler:
-        list(scheduler)
-    log.close()
-    with steps_of(log) as scheduler, pytest.raises(RuntimeError, match="is closed"):
+    first, state = trained(log, 4)
+    second, _ = trained(log, 3, state)
+    assert_equal_steps(list(read_run(tmp_path)), [*first, *second])
+    with pytest.warns(RuntimeWarning, match="a run begins anew where another is recorded") as caught:
+        third, _ = trained(log, 5)
+    assert len(caught) == 1
+    assert_equal_steps(list(read_run(tmp_path)), third)
+    assert_equal_steps([step for file in run_files(tmp_path) for step in read_run(file)], [*first, *second, *third])
+
+
+def test_a_state_that_is_loaded_between_epochs_counts_steps_once(tmp_path):
+    with steps_of(RunLog(tmp_path), 4) as scheduler:
         next(scheduler)
+        state, before = scheduler.state_dict(), next(scheduler).table
+        assert len(list(scheduler)) == 2
+        scheduler.load_state_dict(state)
+        assert len(list(scheduler)) == 3
+    recorded = list(read_run(tmp_path))
+    assert [step.stats.step for step in recorded] == [0, 1, 2, 3] and len(run_files(tmp_path)) == 2
+    assert np.array_equal(recorded[1].table.tokens, before.tokens)
+
+
+def test_two_schedulers_at_a_time_cannot_share_a_log(tmp_path):
+    log = RunLog(tmp_path)
+    with steps_of(log) as first, steps_of(log, 2) as second:
+        next(first)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="is another scheduler's, which has not closed it"):
+                next(second)
+            next(second)  # it is not lost
+        next(first)
+    assert [step.stats.step for step in read_run(tmp_path)] == [0, 1]
 
 
 JOB = """
