@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...scheduler.plan.config import check_int
@@ -55,13 +55,17 @@ class Metrics:
     def _flush(self) -> None:
         since, self._since = self._since, []
         figures = {f"{self._prefix}{name}": value for name, value in Summary.of(since).as_dict().items() if value is not None}
+        self._attempt(lambda: self.write(self._last_step, figures))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do something that may fail without ending the training."""
         try:
-            self.write(self._last_step, figures)
+            action()
         except OSError as error:
+            if not self._failed:
+                text = f"{type(self).__name__}: no more metrics are written, training goes on: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
             self._failed = True
-            warnings.warn(
-                f"{type(self).__name__}: no more metrics are written, training goes on: {error}", RuntimeWarning, stacklevel=3
-            )
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Write an entry; adapters of other systems override this.

@@ -36,9 +36,12 @@ class TensorBoardMetrics(Metrics):
     def __call__(self, step: PackedStep) -> None:
         """Take note of a step, and write where it is time."""
         if self._writer is None and (step.is_writer or self._all_ranks) and not self._failed:
-            assert self._library is not None
-            self._writer = self._library.SummaryWriter(str(self._log_dir))
+            self._attempt(self._open)
         super().__call__(step)
+
+    def _open(self) -> None:
+        assert self._library is not None
+        self._writer = self._library.SummaryWriter(str(self._log_dir))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Add one point to each curve."""
@@ -49,5 +52,5 @@ class TensorBoardMetrics(Metrics):
         """Write what was not written yet, and close the writer, unless it is yours."""
         super().close()
         if self._own and self._writer is not None:
-            self._writer.close()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            self._attempt(writer.close)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -77,6 +78,22 @@ def test_tensorboard_event_files_hold_every_step(tmp_path):
         assert [point.step for point in points] == [0, 1, 2]
         assert [point.value for point in points] == pytest.approx([getattr(one, of) for one in stats])
     assert [point.step for point in events.Scalars("evenpack/tokens_per_second")] == [1, 2]
+
+
+def test_a_folder_that_cannot_be_opened_is_a_warning_and_training_goes_on(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.warns(RuntimeWarning, match="TensorBoardMetrics: no more metrics are written, training goes on") as caught:
+        stats, _ = run(lambda rank: TensorBoardMetrics(tmp_path / "taken" / "board"))
+    assert len(stats) == 3 and len(caught) == 1
+
+
+def test_a_disk_that_is_full_at_the_end_is_a_warning():
+    """The writer's thread meets the error, and `close` raises it."""
+    metrics = TensorBoardMetrics("unused")
+    metrics._writer = SimpleNamespace(add_scalar=lambda *_, **__: None, close=lambda: os.close(-1))
+    with pytest.warns(RuntimeWarning, match="no more metrics are written, training goes on: .*Bad file descriptor"):
+        metrics.close()
+    metrics.close()
 
 
 def test_entries_of_several_steps_and_a_writer_of_ones_own(tmp_path):
