@@ -30,12 +30,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         name: in the legend.
         values: `[S]`, one per step; drawn as means of neighbours where there are very many.
-        first_step: number of the first of them.
+        steps: `[S]`, numbers of the steps, ascending; the line is broken where one is missing. None for 0 to S - 1.
     """
 
     name: str
     values: npt.ArrayLike
-    first_step: int = 0
+    steps: npt.ArrayLike | None = None
 
 
 class DrawnStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -97,13 +97,14 @@ def curve_figure(curves: Sequence[Curve], lowest: float) -> Any:
 
     figure = go.Figure(layout=layout(xaxis_title="step", yaxis_title="efficiency"))
     for number, curve in enumerate(curves):
-        steps, values = thinned(_floats(curve.values), curve.first_step)
+        values = _floats(curve.values)
+        steps, values = thinned(values, np.arange(len(values)) if curve.steps is None else np.asarray(curve.steps))
         figure.add_trace(
             go.Scatter(
                 x=steps,
                 y=values,
                 name=curve.name,
-                mode="lines+markers" if len(steps) <= 40 else "lines",
+                mode="lines+markers" if len(steps) <= 40 or _has_lone_points(values) else "lines",
                 line_color=COLOURS[number % len(COLOURS)],
                 hovertemplate="step %{x}: %{y:.1%}<extra>%{fullData.name}</extra>",
             )
@@ -112,18 +113,31 @@ def curve_figure(curves: Sequence[Curve], lowest: float) -> Any:
     return figure
 
 
-def thinned(values: Floats, first: int) -> tuple[Floats, Floats]:
-    """Return at most `MOST_POINTS` places and values: means over blocks of neighbours.
+def thinned(values: Floats, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return at most `MOST_POINTS` places and values: means over equally many step numbers, NaN where none of them is there.
+
+    Args:
+        values: `[S]`.
+        numbers: `[S]`, number of each step, ascending.
 
     Example:
-        >>> [part.tolist() for part in thinned(np.array([1.0, 3.0]), 5)]
-        [[5.0, 6.0], [1.0, 3.0]]
+        >>> [part.tolist() for part in thinned(np.array([1.0, 3.0, 2.0]), np.array([5, 6, 8]))]
+        [[5.0, 6.0, 7.0, 8.0], [1.0, 3.0, nan, 2.0]]
     """
-    width = -(-len(values) // MOST_POINTS)
-    starts = np.arange(0, len(values), width)
-    counts = np.diff(np.append(starts, len(values)))
-    steps = np.arange(first, first + len(values), dtype=np.float64)
-    return np.add.reduceat(steps, starts) / counts, np.add.reduceat(values, starts) / counts
+    span = int(numbers[-1] - numbers[0]) + 1
+    width = -(-span // MOST_POINTS)
+    block = (numbers - numbers[0]) // width
+    counts = np.bincount(block).astype(np.float64)
+    middle = numbers[0] + np.arange(len(counts)) * width + (width - 1) / 2
+    there = np.maximum(counts, 1)
+    steps = np.where(counts > 0, np.bincount(block, numbers) / there, middle)
+    return steps, np.where(counts > 0, np.bincount(block, values) / there, np.nan)
+
+
+def _has_lone_points(values: Floats) -> bool:
+    """Whether a value has no neighbour, so that no line would show it."""
+    there = np.pad(~np.isnan(values), 1)
+    return bool((there[1:-1] & ~there[:-2] & ~there[2:]).any())
 
 
 def length_edges(lengths: Sequence[Floats]) -> Floats:

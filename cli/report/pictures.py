@@ -36,8 +36,8 @@ def _view(report: Report) -> RunView:
         name=report.name,
         tables=tuple(tables),
         curves=(
-            Curve(name="as planned", values=pictures.efficiency, first_step=report.first_step),
-            Curve(name="had samples stayed at home", values=pictures.efficiency_home, first_step=report.first_step),
+            Curve(name="as planned", values=pictures.efficiency, steps=pictures.steps),
+            Curve(name="had samples stayed at home", values=pictures.efficiency_home, steps=pictures.steps),
         ),
         load_before=pictures.load_home,
         load_after=pictures.load,

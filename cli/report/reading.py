@@ -51,6 +51,7 @@ class Pictures(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is drawn of a run.
 
     Attributes:
+        steps: `[S]` numbers of the recorded steps.
         efficiency: `[S]` share of the ranks' time that is work, per step.
         efficiency_home: `[S]` the same, had every sample stayed at home.
         load_home: `[R]` cost of each rank over the run, had every sample stayed at home.
@@ -59,6 +60,7 @@ class Pictures(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         last: the last step.
     """
 
+    steps: Ints
     efficiency: Floats
     efficiency_home: Floats
     load_home: Floats
@@ -231,6 +233,7 @@ class _Keeper:
     def pictures(self) -> Pictures:
         assert self.last is not None
         return Pictures(
+            steps=np.array([one.step for one in self.stats], np.int64),
             efficiency=1 / np.array([max(1.0, one.imbalance) for one in self.stats]),
             efficiency_home=1 / np.array([max(1.0, one.imbalance_home) for one in self.stats]),
             load_home=self._loads["home"],

@@ -10,7 +10,7 @@ import pytest
 from evenpack.cli.main import run
 from evenpack.cli.page import Curve, DrawnStep, PageData, RunView, Table, write_page
 from evenpack.cli.page.drawing import drawn_ranks, pack_starts, segments, step_figure
-from evenpack.cli.page.figures import length_edges, length_figure, run_figures, thinned
+from evenpack.cli.page.figures import curve_figure, length_edges, length_figure, run_figures, thinned
 from evenpack.cli.what_if.workloads import WORKLOADS
 from evenpack.scheduler.plan import PlanConfig, plan_step
 
@@ -178,9 +178,30 @@ def test_the_histogram_counts_every_sample_and_token():
 
 def test_long_curves_are_means_of_neighbours():
     values = np.arange(4000.0)
-    steps, thin = thinned(values, 10)
+    steps, thin = thinned(values, np.arange(10, 4010))
     assert len(thin) == 1334 and thin[0] == 1 and steps[0] == 11 and thin[-1] == 3999
-    assert np.array_equal(thinned(values[:1500], 0)[1], values[:1500])
+    assert np.array_equal(thinned(values[:1500], np.arange(1500))[1], values[:1500])
+
+
+@pytest.mark.parametrize("count", [60, 6000])
+def test_a_curve_is_broken_where_steps_are_missing(count):
+    """Values that say which step they are of: each point drawn lies at its own step, and none in the gap."""
+    numbers = np.concatenate([np.arange(count // 3, count // 2), np.arange(count // 2 + count // 6, count)])
+    [trace] = curve_figure([Curve(name="x", values=numbers / 1e4, steps=numbers)], 0.5).data
+    there = ~np.isnan(trace.y)
+    assert np.allclose(trace.x[there] / 1e4, trace.y[there]) and len(trace.x) <= 1500
+    assert trace.x[0] - count // 3 < 3 and count - trace.x[-1] < 3
+    gap = (trace.x >= count // 2 + 3) & (trace.x < count // 2 + count // 6 - 3)
+    assert gap.any() and not there[gap].any()
+    assert not trace.connectgaps
+
+
+def test_a_step_without_neighbours_is_drawn_as_a_point():
+    numbers = np.arange(0, 200, 2)
+    [trace] = curve_figure([Curve(name="x", values=np.ones(100), steps=numbers)], 0.5).data
+    assert trace.mode == "lines+markers"
+    [trace] = curve_figure([Curve(name="x", values=np.ones(100))], 0.5).data
+    assert trace.mode == "lines"
 
 
 def test_what_stops_the_page_is_said_before_the_work(monkeypatch, tmp_path, capsys):

@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from evenpack.cli.main import run
+from evenpack.cli.report.pictures import as_page
+from evenpack.cli.report.reading import read_report
 from evenpack.scheduler import Summary
 from evenpack.scheduler.run_log.reader import run_files
 
@@ -102,6 +104,17 @@ def test_steps_that_are_missing_are_counted(runs, tmp_path, capsys):
     rewrite(folder / "first", tmp_path / "gaps", lambda one: None if one.step in (1, 2) else one)
     code, out, _ = report(capsys, tmp_path / "gaps")
     assert code == 0 and "2 steps between those were not recorded" in out
+
+
+def test_curves_lie_at_the_numbers_of_their_steps(runs, tmp_path):
+    """Recording that began late and lost steps: each step is drawn at its number."""
+    folder, stats = runs
+    rewrite(folder / "first", tmp_path / "gaps", lambda one: None if one.step in (0, 2) else one)
+    [view] = as_page([read_report(tmp_path / "gaps", pictures=True)]).runs
+    kept = [one for one in stats[0] if one.step not in (0, 2)]
+    for curve, name in zip(view.curves, ("imbalance", "imbalance_home"), strict=True):
+        assert list(curve.steps) == [one.step for one in kept]
+        assert list(curve.values) == [1 / max(1.0, getattr(one, name)) for one in kept]
 
 
 @pytest.mark.parametrize(
