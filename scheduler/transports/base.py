@@ -1,7 +1,7 @@
 """What a transport does, and how a wait on one ends."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -31,17 +31,33 @@ class Transport(Protocol):
         """All-gather uint8 `[n]`, the same n on every rank, into uint8 `[num_ranks, n]`."""
         ...
 
-    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
-        """Send uint8 bytes to every rank and receive theirs.
+    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Return room to write what the next exchange sends, so that it need not be copied; as collective as `exchange`.
 
         Args:
-            outgoing: uint8 `[sum(send_sizes)]` on the host, grouped by destination rank, ascending.
-            send_sizes: bytes for each rank.
+            sizes: bytes for each rank.
+
+        Returns:
+            uint8 `[sizes[rank]]` on the host for each rank, contents undefined, valid until the exchange; each starts at a
+            multiple of 16 bytes if all sizes are multiples of 16.
+        """
+        ...
+
+    def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Send bytes to every rank and receive theirs.
+
+        Args:
+            parts: uint8 on the host, contiguous, one for each rank: what `room` returned, or any others.
             receive_sizes: bytes from each rank.
 
         Returns:
-            uint8 `[sum(receive_sizes)]` on the host, grouped by source rank, ascending.
+            uint8 `[receive_sizes[rank]]` on the host from each rank; aligned as those of `room`.
         """
+        ...
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory held between steps for outgoing and received bytes."""
         ...
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Receive buffers that are used again once nothing looks into them."""
+"""Buffers that are used again, step after step."""
 
 import sys
 
@@ -43,3 +43,26 @@ class BufferPool:
             self._kept.pop(0)
         self._kept.append(buffer)
         return buffer
+
+
+class OwnMemory:
+    """The buffer of outgoing bytes: it is free again as soon as they are sent.
+
+    Args:
+        pin: allocate pinned memory, for copies to a GPU.
+    """
+
+    def __init__(self, *, pin: bool = False) -> None:
+        self._pin = pin
+        self._kept = np.empty(0, np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._kept.size
+
+    def take(self, size: int) -> np.ndarray:
+        """Return uint8 `[size]`, contents undefined, in place of what was taken before."""
+        if self._kept.size < size:
+            self._kept = torch.empty(size + size // 8, dtype=torch.uint8, pin_memory=self._pin, device="cpu").numpy()
+        return self._kept[:size]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from .base import Aborted, TransportError, wait_until
+from .buffers import OwnMemory
 
 
 class DeviceTransport:
@@ -33,6 +34,9 @@ class DeviceTransport:
         self._timeout = timeout
         self._aborted = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._memory = OwnMemory(pin=device.type == "cuda")
+        self._outgoing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._parts: list[torch.Tensor] = []
         #: Ranks that this one ever exchanged blocks with.
         self.partners: set[int] = set()
 
@@ -43,17 +47,28 @@ class DeviceTransport:
             self._run("gather", lambda: [self._group._allgather_base(out, mine)])
             return self._to_host(out).view(self.num_ranks, data.size).numpy()
 
-    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
+    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        self._outgoing = torch.from_numpy(self._memory.take(sum(sizes)))
+        self._parts = list(self._outgoing.split(list(sizes)))
+        return self._parts
+
+    def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:
+        send_sizes = [part.numel() for part in parts]
         others = {rank for rank in range(self.num_ranks) if rank != self.rank and (send_sizes[rank] or receive_sizes[rank])}
         assert others <= self._peers, f"ranks {sorted(others - self._peers)} are not peers of rank {self.rank}"
         self.partners |= others
+        outgoing = self._outgoing if parts is self._parts else torch.cat(list(parts))
         with self._on_stream():
             staged = self._to_device(outgoing)
             incoming = torch.empty(sum(receive_sizes), dtype=torch.uint8, device=self._device)
-            sends, receives = staged.split(send_sizes), incoming.split(receive_sizes)
+            sends, receives = staged.split(send_sizes), incoming.split(list(receive_sizes))
             receives[self.rank].copy_(sends[self.rank])
             self._run("exchange", lambda: self._point_to_point(sorted(others), sends, receives))
-            return self._to_host(incoming)
+            return list(self._to_host(incoming).split(list(receive_sizes)))
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self._memory.nbytes
 
     def abort(self) -> None:
         self._aborted = True

@@ -1,7 +1,7 @@
 """Transport between threads of one process: simulated ranks, and a group of one."""
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
@@ -106,12 +106,18 @@ class MemoryTransport:
         assert len(sizes) == 1, f"ranks gather rows of different sizes {sizes}"
         return np.stack(rows)
 
-    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
-        parts = self._meet(list(outgoing.split(send_sizes)))
-        # The sender keeps its buffer: what is received must be a copy, as it is on a wire.
-        incoming = torch.cat([part[self.rank] for part in parts])
-        assert incoming.numel() == sum(receive_sizes), (incoming.numel(), receive_sizes)
-        return incoming
+    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        return list(torch.empty(sum(sizes), dtype=torch.uint8, device="cpu").split(list(sizes)))
+
+    def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:
+        # The sender may write to its parts afterwards: what is received must be a copy, as it is on a wire.
+        received = [given[self.rank].clone() for given in self._meet(list(parts))]
+        assert [part.numel() for part in received] == list(receive_sizes), receive_sizes
+        return received
+
+    @property
+    def buffer_bytes(self) -> int:
+        return 0
 
     def abort(self) -> None:
         self.aborted = True

@@ -1,5 +1,7 @@
 """Rows over one transport, blocks over another."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -24,14 +26,16 @@ class MixedTransport:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory held for received blocks."""
-        return int(getattr(self.blocks, "buffer_bytes", 0))
+        return self.blocks.buffer_bytes
 
     def gather(self, data: np.ndarray) -> np.ndarray:
         return self._rows.gather(data)
 
-    def exchange(self, outgoing: torch.Tensor, send_sizes: list[int], receive_sizes: list[int]) -> torch.Tensor:
-        return self.blocks.exchange(outgoing, send_sizes, receive_sizes)
+    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        return self.blocks.room(sizes)
+
+    def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:
+        return self.blocks.exchange(parts, receive_sizes)
 
     def abort(self) -> None:
         self._rows.abort()

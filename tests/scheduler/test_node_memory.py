@@ -1,0 +1,245 @@
+"""Ranks of one node hand each other bytes through memory; what arrives is what the network would have brought."""
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from evenpack.scheduler.testing import run_ranks
+from evenpack.scheduler.transports import Aborted, HostTransport, node
+from evenpack.scheduler.transports.arena import PeerArena
+from evenpack.scheduler.transports.backends import open_gloo
+
+from .helpers import VISION, flat, mixed_source, names_of, open_scheduler
+
+
+def opened(rank, num_ranks, *, name="test", share=True):
+    """Return a transport over all ranks."""
+    store = dist.distributed_c10d._get_default_store()
+    return HostTransport(open_gloo(store, name, rank, num_ranks, 20.0), timeout=20.0, share=share)
+
+
+def payload(sender, receiver, size, turn=0):
+    """Return bytes that only this sender sends to this receiver in this turn."""
+    return torch.from_numpy(np.random.default_rng([sender, receiver, turn]).integers(0, 256, size, np.uint8))
+
+
+def exchanged(transport, sizes, turn=0, *, in_room=True):
+    """Exchange `sizes[sender][receiver]` bytes."""
+    rank, num_ranks = transport.rank, transport.num_ranks
+    parts = [payload(rank, peer, sizes[rank][peer], turn) for peer in range(num_ranks)]
+    if in_room:
+        given, parts = parts, transport.room(sizes[rank])
+        for part, one in zip(parts, given, strict=True):
+            part.copy_(one)
+    return transport.exchange(parts, [sizes[peer][rank] for peer in range(num_ranks)])
+
+
+def is_right(received, rank, sizes, turn=0):
+    """Return whether every rank's bytes came."""
+    return all(torch.equal(got, payload(peer, rank, sizes[peer][rank], turn)) for peer, got in enumerate(received))
+
+
+SIZES = np.random.default_rng(0).choice([0, 1, 15, 16, 48, 4096, 100_001], (5, 5)).tolist()
+
+
+@pytest.mark.parametrize("in_room", [True, False])
+@pytest.mark.parametrize(
+    ("nodes", "near"),
+    [
+        ("aaaaa", [4, 4, 4, 4, 4]),
+        ("aabbb", [1, 1, 2, 2, 2]),
+        ("ababa", [2, 1, 2, 1, 2]),
+        ("abbbc", [0, 2, 2, 2, 0]),
+        ("abcde", [0, 0, 0, 0, 0]),
+    ],
+)
+def test_bytes_arrive_whatever_the_nodes(nodes, near, in_room, monkeypatch):
+    def fn(rank, num_ranks):
+        monkeypatch.setattr(node, "node_name", lambda: nodes[rank])
+        transport = opened(rank, num_ranks)
+        right = []
+        for turn in range(8):
+            sizes = np.roll(SIZES, turn).reshape(5, 5).tolist()
+            right.append(is_right(exchanged(transport, sizes, turn, in_room=in_room), rank, sizes, turn))
+        wire = sum(transport._sends)
+        transport.close()
+        return len(transport.near), all(right), wire
+
+    outcomes = run_ranks(fn, 5, backend="gloo")
+    assert [(count, right) for count, right, _ in outcomes] == [(count, True) for count in near]
+    if nodes == "aaaaa":  # only notes, and what a rank sends to itself, are left to the network
+        sizes = np.roll(SIZES, 7).reshape(5, 5)
+        assert [wire for *_, wire in outcomes] == [
+            int(sizes[r, r] + node.NOTE_BYTES * np.count_nonzero(np.delete(sizes[r], r))) for r in range(5)
+        ]
+
+
+def test_what_was_received_stays_as_it_is_for_as_long_as_it_is_kept():
+    """More steps are kept than there are arenas: the sender neither waits for ever nor writes over them."""
+    turns = 3 * node.NUM_ARENAS
+
+    def fn(rank, num_ranks):
+        transport = opened(rank, num_ranks)
+        sizes = [[5000 + 16 * (rank + peer) for peer in range(num_ranks)] for rank in range(num_ranks)]
+        kept = [[part[16:].view(torch.int16) for part in exchanged(transport, sizes, turn)] for turn in range(turns)]
+        right = all(
+            torch.equal(part, payload(peer, rank, sizes[peer][rank], turn)[16:].view(torch.int16))
+            for turn, parts in enumerate(kept)
+            for peer, part in enumerate(parts)
+        )
+        looked_into = transport._node._peers[1 - rank]
+        addresses = [[arena._data.ctypes.data <= part.data_ptr() < arena._data.ctypes.data + arena._data.size
+                      for arena in looked_into].count(True) for part in (parts[1 - rank] for parts in kept)]  # fmt: skip
+        transport.close()
+        return right, sum(addresses)
+
+    # The last arena is never lent for long, or a sender would have none left.
+    assert run_ranks(fn, 2, backend="gloo") == [(True, node.NUM_ARENAS - 1)] * 2
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it():
+    def fn(rank, num_ranks):
+        transport = opened(rank, num_ranks)
+        sizes = [[100_000] * num_ranks] * num_ranks
+        held = []
+        for turn in range(20):
+            received = exchanged(transport, sizes, turn)
+            assert is_right(received, rank, sizes, turn)
+            del received
+            held.append(transport._node.nbytes)
+        transport.close()
+        return held
+
+    for held in run_ranks(fn, 3, backend="gloo"):
+        assert max(held) <= 2 * 9 / 8 * 200_032  # a rank may be one exchange ahead of a reader
+
+
+def test_one_tensor_for_several_ranks_is_written_once():
+    def fn(rank, num_ranks):
+        transport = opened(rank, num_ranks)
+        told = torch.full((50_000,), rank, dtype=torch.uint8)
+        received = transport.exchange([told[:0] if peer == rank else told for peer in range(num_ranks)],
+                                      [50_000 * (peer != rank) for peer in range(num_ranks)])  # fmt: skip
+        nbytes = transport._node.nbytes
+        transport.close()
+        return [part.unique().tolist() for part in received], nbytes < 2 * 50_000
+
+    expected = [[[] if peer == rank else [peer] for peer in range(3)] for rank in range(3)]
+    assert run_ranks(fn, 3, backend="gloo") == [(each, True) for each in expected]
+
+
+def no_memory_files(rank, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+
+
+def no_view_of_the_others(rank, monkeypatch):
+    if rank == 1:
+        monkeypatch.setattr(node, "PeerArena", lambda *_: (_ for _ in ()).throw(PermissionError("no")))
+
+
+def another_file_under_the_number(rank, monkeypatch):
+    original = PeerArena.__init__
+    if rank == 2:
+        monkeypatch.setattr(PeerArena, "__init__", lambda self, place, *rest: original(self, (place[0], 0), *rest))
+
+
+def another_arena_under_the_number(rank, monkeypatch):
+    original = PeerArena.__init__
+    if rank == 0:
+        monkeypatch.setattr(PeerArena, "__init__", lambda self, place, token, n: original(self, place, bytes(16), n))
+
+
+@pytest.mark.parametrize(
+    "obstacle", [no_memory_files, no_view_of_the_others, another_file_under_the_number, another_arena_under_the_number]
+)
+def test_where_memory_cannot_be_shared_all_ranks_use_the_network(obstacle, monkeypatch):
+    def fn(rank, num_ranks):
+        obstacle(rank, monkeypatch)
+        transport = opened(rank, num_ranks)
+        right = is_right(exchanged(transport, [row[:3] for row in SIZES]), rank, [row[:3] for row in SIZES])
+        arenas = [path for path in descriptors() if "memfd:evenpack" in path]
+        transport.close()
+        return transport.near, right, arenas
+
+    assert run_ranks(fn, 3, backend="gloo") == [(frozenset(), True, [])] * 3
+
+
+def descriptors():
+    """Return what this process has open."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(os.readlink(entry))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return found
+
+
+def test_nothing_is_left_behind():
+    def fn(rank, num_ranks):
+        source = mixed_source(rank, 24)
+        with open_scheduler(source, adapter=VISION, movement="free", max_tokens=400) as scheduler:
+            near = len(scheduler._channel.steps.near)
+            names = [names_of(step) for step in scheduler]
+        del scheduler
+        gc.collect()
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:evenpack" in line]
+        return near, names, mapped, [path for path in descriptors() if "memfd:evenpack" in path]
+
+    outcomes = run_ranks(fn, 3, backend="gloo")
+    assert sorted(flat([names for _, names, *_ in outcomes])) == sorted(f"{r}-{i}" for r in range(3) for i in range(24))
+    assert [(near, mapped, files) for near, _, mapped, files in outcomes] == [(2, [], [])] * 3
+
+
+def test_shared_memory_can_be_switched_off():
+    def fn(rank, num_ranks):
+        with open_scheduler(mixed_source(rank, 6), adapter=VISION, shared_memory=False) as scheduler:
+            return len(scheduler._channel.steps.near), len(list(scheduler)) > 0
+
+    assert run_ranks(fn, 2, backend="gloo") == [(0, True)] * 2
+
+
+def test_a_sender_that_waits_for_room_can_be_aborted():
+    def fn(rank, num_ranks):
+        transport = opened(rank, num_ranks)
+        kept = exchanged(transport, [[64, 64]] * 2)
+        if rank == 0:
+            transport._node.has_room = lambda: False
+            transport.abort()
+            started = time.monotonic()
+            with pytest.raises(Aborted):
+                transport.room([64, 64])
+            return time.monotonic() - started < 5, len(kept)
+        return True, len(kept)
+
+    assert run_ranks(fn, 2, backend="gloo") == [(True, 2)] * 2
+
+
+def test_memory_that_the_kernel_does_not_give_is_an_error_here_and_a_name_there(monkeypatch):
+    """Without the check, writing to the memory would kill the process."""
+    from evenpack.core import EvenpackError
+
+    original = os.posix_fallocate
+
+    def fn(rank, num_ranks):
+        def refusing(fd, start, size):
+            if rank == 1 and size > 8192:
+                raise OSError(28, "No space left on device")
+            original(fd, start, size)
+
+        monkeypatch.setattr(os, "posix_fallocate", refusing)
+        with open_scheduler(mixed_source(rank, 24), adapter=VISION, movement="free", timeout=5.0) as scheduler:
+            try:
+                return [names_of(step) for step in scheduler], ""
+            except (MemoryError, EvenpackError) as error:
+                return type(error).__name__, str(error)
+
+    outcomes = run_ranks(fn, 2, backend="gloo")
+    assert outcomes[1][0] == "MemoryError" and "bytes of shared memory: No space left" in outcomes[1][1]
+    assert outcomes[0][0] in ("PeerFailedError", "PeerLostError") and "rank 1" in outcomes[0][1], outcomes[0]
