@@ -130,6 +130,15 @@ def _lies_plain(value: torch.Tensor) -> bool:
     return value.device.type == "cpu" and value.is_contiguous() and not (value.is_conj() or value.is_neg())
 
 
+def write_blocks(out: torch.Tensor, blocks: Sequence[Block], rows: Sequence[int], digest: int) -> None:
+    """Write blocks end to end into uint8 `[sum of their nbytes]` on the host; `rows` and `digest` as for `Block.write`."""
+    raw, address, at = out.numpy(), out.data_ptr(), 0
+    for block, row in zip(blocks, rows, strict=True):
+        block.write(raw[at : at + block.nbytes], address + at, row=row, digest=digest)
+        at += block.nbytes
+    assert at == raw.size, (at, raw.size)
+
+
 def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None = None) -> Sample:
     """Return the sample in a block, as views of it.
 
@@ -173,7 +182,7 @@ def aligned(num_bytes: int) -> int:
         >>> aligned(17)
         32
     """
-    return -(-num_bytes // ALIGN) * ALIGN
+    return num_bytes + (-num_bytes & (ALIGN - 1))
 
 
 def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | None) -> Sample:
@@ -214,11 +223,12 @@ def _parse(raw: np.ndarray, encoded: memoryview, *, shifted: bool) -> Sample:
 
 
 def _tensor(raw: np.ndarray, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    if not 1 <= code <= len(TENSOR_DTYPES) or min(shape, default=0) < 0:
+    # Most tensors have one dimension, and there are many of them.
+    count, least = (shape[0], shape[0]) if len(shape) == 1 else (math.prod(shape), min(shape, default=0))
+    if not 1 <= code <= len(TENSOR_DTYPES) or least < 0:
         raise CorruptBlockError(f"block field {name!r} has dtype code {code} and shape {shape}")
     dtype, itemsize, in_numpy = _DTYPES[code - 1]
-    count = math.prod(shape)  # Python integers: no overflow
-    end = at + aligned(count * itemsize)
+    end = at + aligned(count * itemsize)  # Python integers: no overflow
     if end > raw.size:
         raise CorruptBlockError(f"block field {name!r} of {count * itemsize} bytes at {at} ends beyond the block's {raw.size}")
     if count == 0:

@@ -102,7 +102,7 @@ def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float
 
     def gloo(what: str) -> HostTransport:
         group = open_gloo(store, f"{name}/{what}", groups.rank, groups.num_ranks, patience)
-        return HostTransport(group, timeout=patience, pin=pin)
+        return HostTransport(group, timeout=patience, pin=pin, share=config.shared_memory)
 
     control = gloo("control")
     has_nccl = "nccl" in str(dist.get_backend_config(groups.dp))

@@ -30,6 +30,8 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         pixel_dtype: floating dtype to which pixels are cast on their own rank, before they move; None keeps them.
         prefetch: steps prepared ahead while the current one trains; 0 prepares each when it is asked for.
         transport: how rows and blocks travel; see `scheduler.transports`.
+        shared_memory: hand samples to ranks of the same node through memory that both see, where the system allows it, instead
+            of the network; nothing is written to a file system.
         max_peers: ranks that one rank exchanges blocks with over the device transport.
         timeout: seconds without progress of the group after which a rank gives up and names the missing peer.
 
@@ -50,6 +52,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
     pixel_dtype: str | None = None
     prefetch: int = 1
     transport: TransportName = "auto"
+    shared_memory: bool = True
     max_peers: int = 8
     timeout: float = 600.0
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from ..core import Sample
-from .blocks import Block, read_blocks
+from .blocks import read_blocks, write_blocks
 from .describe import Described
 from .plan import SampleTable, StepPlan
 from .transports import Transport
@@ -17,18 +16,10 @@ class Exchanger:
 
     Args:
         transport: collectives of the group.
-        pin: stage blocks in pinned memory.
     """
 
-    def __init__(self, transport: Transport, *, pin: bool = False) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._pin = pin
-        self._outgoing = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory held between steps: the largest outgoing buffer so far, and what the transport keeps for received ones."""
-        return self._outgoing.numel() + int(getattr(self._transport, "buffer_bytes", 0))
 
     def __call__(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
         """Send the samples that leave this rank and receive those that come.
@@ -55,26 +46,23 @@ class Exchanger:
         if plan.moved_bytes == 0:
             return kept
         moves = (plan.rank != table.home) & (plan.rank >= 0)
-        outgoing = _grouped(np.flatnonzero(moves & (table.home == rank)), plan.rank)
-        incoming = _grouped(np.flatnonzero(moves & (plan.rank == rank)), table.home)
-        send_sizes = _sizes(outgoing, plan.rank, table.nbytes, num_ranks)
-        receive_sizes = _sizes(incoming, table.home, table.nbytes, num_ranks)
-        buffer = self._filled([(row, held[row].block) for row in outgoing.tolist()], sum(send_sizes), digest)
-        received = self._transport.exchange(buffer, send_sizes, receive_sizes)
-        rows = incoming.tolist()
-        kept.update(zip(rows, read_blocks(received, table.nbytes[incoming].tolist(), rows, digest), strict=True))
+        outgoing = rows_by_rank(moves & (table.home == rank), plan.rank, num_ranks)
+        incoming = rows_by_rank(moves & (plan.rank == rank), table.home, num_ranks)
+        parts = self._transport.room(_sizes(outgoing, table.nbytes))
+        for rows, part in zip(outgoing, parts, strict=True):
+            write_blocks(part, [held[row].block for row in rows.tolist()], rows.tolist(), digest)
+        received = self._transport.exchange(parts, _sizes(incoming, table.nbytes))
+        for rows, part in zip(incoming, received, strict=True):
+            samples = read_blocks(part, table.nbytes[rows].tolist(), rows.tolist(), digest)
+            kept.update(zip(rows.tolist(), samples, strict=True))
         return kept
 
-    def _filled(self, blocks: list[tuple[int, Block]], size: int, digest: int) -> torch.Tensor:
-        """Return the outgoing blocks, end to end, in a buffer that is used again once they are sent."""
-        if self._outgoing.numel() < size:
-            self._outgoing = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin, device="cpu")
-        buffer = self._outgoing[:size]
-        raw, address, at = buffer.numpy(), buffer.data_ptr(), 0
-        for row, block in blocks:
-            block.write(raw[at : at + block.nbytes], address + at, row=row, digest=digest)
-            at += block.nbytes
-        return buffer
+
+def rows_by_rank(chosen: np.ndarray, rank_of: np.ndarray, num_ranks: int) -> list[np.ndarray]:
+    """Return the chosen rows of every rank, ascending."""
+    rows = np.flatnonzero(chosen)
+    order = rows[np.argsort(rank_of[rows], kind="stable")]
+    return np.split(order, np.searchsorted(rank_of[order], np.arange(1, num_ranks)))
 
 
 def plan_number(plan: StepPlan) -> int:
@@ -82,11 +70,5 @@ def plan_number(plan: StepPlan) -> int:
     return int.from_bytes(plan.digest, "little")
 
 
-def _grouped(rows: np.ndarray, rank_of: np.ndarray) -> np.ndarray:
-    return rows[np.argsort(rank_of[rows], kind="stable")]
-
-
-def _sizes(rows: np.ndarray, rank_of: np.ndarray, nbytes: np.ndarray, num_ranks: int) -> list[int]:
-    sizes = np.zeros(num_ranks, np.int64)
-    np.add.at(sizes, rank_of[rows], nbytes[rows])
-    return [int(size) for size in sizes]
+def _sizes(rows: list[np.ndarray], nbytes: np.ndarray) -> list[int]:
+    return [sum(nbytes[each].tolist()) for each in rows]

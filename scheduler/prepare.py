@@ -1,7 +1,8 @@
 """One step, from the source to packs that wait to be built: collect, describe, gather, plan, exchange."""
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ..core import CorruptBlockError, EvenpackError, Sample
 from ..core.fields import dtype_of
 from .bring import Bringer, Brought
+from .calibrate import CostChange
 from .channel import Channel
 from .collect import Reader
 from .describe import Described, Describer
@@ -60,10 +62,11 @@ class Preparer:
         self._planner = planner
         self._context = context
         self._relay = relay
-        self._exchanger = Exchanger(channel.steps, pin=context.pin)
+        self._exchanger = Exchanger(channel.steps)
         self._bring = Bringer(
             reader, config=context.config, rank=context.rank, num_ranks=channel.steps.num_ranks, gather=self._gather
         )
+        self._changes: deque[CostChange] = deque()
         self._digest = 0
         self._ended = False
         self._dropped = 0
@@ -96,15 +99,37 @@ class Preparer:
     @property
     def buffer_bytes(self) -> int:
         """Memory held for the exchange, in bytes."""
-        return self._exchanger.buffer_bytes
+        return self._channel.steps.buffer_bytes
 
     @property
     def waiting(self) -> list[Described]:
         """Samples that were read and belong to no step yet."""
         return list(self._reader.waiting)
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Go to a checkpoint, before `start_epoch`."""
+    def use_cost(self, change: CostChange) -> None:
+        """Plan with another cost model from a step on that is not begun yet; from any thread."""
+        self._changes.append(change)
+
+    def _take_changes(self) -> None:
+        """Plan the step that begins, and those behind it, with the cost model that is due.
+
+        What was read already is costed anew: a rank that resumes here reads it then.
+        """
+        due: CostChange | None = None
+        while self._changes and self._changes[0].from_step <= self.step:
+            due = self._changes.popleft()
+        if due is None:
+            return
+        self._describer.use_cost(due.cost)
+        self._gatherer.amend(due.told)
+        self._context = msgspec.structs.replace(self._context, config=due.config)
+        reader, where = self._reader, f"rank {self._context.rank}, a sample that waits"
+        reader.waiting = [self._describer.described(item.block.sample, where) for item in reader.waiting]
+        reader.deferred = [(self._describer.described(item.block.sample, where), waited) for item, waited in reader.deferred]
+
+    def load(self, checkpoint: Checkpoint, changes: Sequence[CostChange]) -> None:
+        """Go to a checkpoint and the cost models from there on, before `start_epoch`."""
+        self._changes = deque(changes)
         self.step, self._digest = checkpoint.step, checkpoint.plan
         self._describer.load_dtypes(checkpoint.dtypes)
         self._reader.load(checkpoint.position, in_epoch=checkpoint.in_epoch)
@@ -130,6 +155,7 @@ class Preparer:
 
     def _make(self) -> "Prepared":
         started = time.monotonic()
+        self._take_changes()
         self._channel.heartbeat.at(f"collecting step {self.step}")
         brought = self._brought()
         if brought is None:

@@ -7,8 +7,8 @@ import torch
 
 from ..core import PeerFailedError, Sample, SampleLayout
 from ..core.fields import TENSOR_DTYPES, dtype_name
-from .blocks import Block, read_block
-from .exchange import plan_number
+from .blocks import Block, read_blocks, write_blocks
+from .exchange import plan_number, rows_by_rank
 from .plan import SampleTable, StepPlan
 from .transports import Transport, gather_bytes
 
@@ -49,26 +49,19 @@ def return_home(
         for row, value in zip(pack, given, strict=True)
     }
     # Also what stays goes through a block, so that a caller may change its tensors afterwards.
-    computed = np.flatnonzero(plan.rank == rank)
-    outgoing = computed[np.argsort(table.home[computed], kind="stable")]
-    own = np.flatnonzero((table.home == rank) & (plan.rank >= 0))
-    incoming = own[np.argsort(plan.rank[own], kind="stable")]
-    send_counts = np.bincount(table.home[outgoing], minlength=transport.num_ranks)
-    receive_counts = np.bincount(plan.rank[incoming], minlength=transport.num_ranks)
-    sizes = np.array([blocks[row].nbytes for row in outgoing.tolist()], np.int64)
-    got = transport.exchange(torch.from_numpy(sizes.view(np.uint8)), _bytes(send_counts), _bytes(receive_counts))
-    received_sizes = got.numpy().view(np.int64)
-    buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
-    ends = np.cumsum(sizes)
-    for row, end, size in zip(outgoing.tolist(), ends.tolist(), sizes.tolist(), strict=True):
-        blocks[row].write(buffer.numpy()[end - size : end], row=row, digest=digest)
-    received = transport.exchange(
-        buffer, _totals(table.home[outgoing], sizes, transport.num_ranks),
-        _totals(plan.rank[incoming], received_sizes, transport.num_ranks),
-    )  # fmt: skip
+    outgoing = rows_by_rank(plan.rank == rank, table.home, transport.num_ranks)
+    incoming = rows_by_rank((table.home == rank) & (plan.rank >= 0), plan.rank, transport.num_ranks)
+    sizes = [np.array([blocks[row].nbytes for row in rows.tolist()], np.int64) for rows in outgoing]
+    told = transport.exchange([torch.from_numpy(each.view(np.uint8)) for each in sizes], [8 * len(rows) for rows in incoming])
+    received_sizes = [each.numpy().view(np.int64).tolist() for each in told]
+    parts = transport.room([int(each.sum()) for each in sizes])
+    for rows, part in zip(outgoing, parts, strict=True):
+        write_blocks(part, [blocks[row] for row in rows.tolist()], rows.tolist(), digest)
     found: dict[int, torch.Tensor] = {}
-    for row, end, size in zip(incoming.tolist(), np.cumsum(received_sizes).tolist(), received_sizes.tolist(), strict=True):
-        found[row] = read_block(received[end - size : end], row=row, digest=digest).tensor("value")
+    received = transport.exchange(parts, [sum(each) for each in received_sizes])
+    for rows, part, sizes_of in zip(incoming, received, received_sizes, strict=True):
+        samples = read_blocks(part, sizes_of, rows.tolist(), digest)
+        found.update(zip(rows.tolist(), (sample.tensor("value") for sample in samples), strict=True))
     return [found.get(row) for row in np.flatnonzero(table.home == rank).tolist()]
 
 
@@ -82,13 +75,3 @@ def _problem(rows: Sequence[Sequence[int]], values: Sequence[Sequence[torch.Tens
             if not isinstance(value, torch.Tensor) or dtype_name(value.dtype) not in TENSOR_DTYPES:
                 return f"return_home needs tensors, got {type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
     return ""
-
-
-def _bytes(counts: np.ndarray) -> list[int]:
-    return [8 * int(count) for count in counts]
-
-
-def _totals(ranks: np.ndarray, sizes: np.ndarray, num_ranks: int) -> list[int]:
-    totals = np.zeros(num_ranks, np.int64)
-    np.add.at(totals, ranks, sizes)
-    return [int(total) for total in totals]

@@ -57,7 +57,7 @@ def is_fine_everywhere(transport: Transport, findings: list[Finding]) -> bool:
 
 def check_wire(channel: Channel) -> Finding:
     """Send a sample to the next rank and back, as blocks: what returns must be what left."""
-    transport, exchanger = channel.steps, Exchanger(channel.steps, pin=torch.cuda.is_available())
+    transport, exchanger = channel.steps, Exchanger(channel.steps)
     mine = wire_sample(transport.rank)
     error = None
     returned = mine
@@ -186,7 +186,7 @@ def _measure_gather(transport: Transport) -> Finding:
 
 
 def _measure_exchange(channel: Channel, megabytes: float) -> Finding:
-    transport, exchanger = channel.steps, Exchanger(channel.steps, pin=torch.cuda.is_available())
+    transport, exchanger = channel.steps, Exchanger(channel.steps)
     sample = _large_sample(megabytes)
     block, ranks, rank = Block.of(sample), transport.num_ranks, transport.rank
     plan, table = ring_plan([block.nbytes] * ranks, 1)

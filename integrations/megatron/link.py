@@ -87,13 +87,14 @@ class Link:
         mine = [0 if part is None else part.numel() for part in payloads or [None] * self._ranks.size]
         sizes = self._replica.gather(np.array([_OK, *mine], np.int64).view(np.uint8))
         status, *of_all = sizes[0].view(np.int64).tolist()
-        outgoing = torch.cat([part for part in payloads or () if part is not None] or [torch.empty(0, dtype=torch.uint8)])
         if status == _ENDED:
             raise StopIteration("the data has ended")
         if not sum(of_all):
             return None
         sources = [of_all[self._ranks.rank], *[0] * (self._ranks.size - 1)]
-        received = self._replica.exchange(outgoing, mine, sources)
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        parts = [nothing if part is None else part for part in payloads or [None] * self._ranks.size]
+        received = self._replica.exchange(parts, sources)[0]
         if status == _FAILED:
             raise _error_of(*msgspec.msgpack.decode(received.numpy().tobytes()))
         return received if len(received) else None
@@ -106,8 +107,8 @@ class Link:
         others = self._ranks.size - 1
         self._replica.gather(np.array([_ENDED if ended else _FAILED, 0, *[size] * others], np.int64).view(np.uint8))
         if not ended and others:
-            outgoing = torch.frombuffer(bytearray(text * others), dtype=torch.uint8)
-            self._replica.exchange(outgoing, [0, *[size] * others], [0] * (others + 1))
+            told = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            self._replica.exchange([told[:0], *[told] * others], [0] * (others + 1))
         raise error
 
 
@@ -161,7 +162,7 @@ def _error_of(kind: str, message: str) -> Exception:
 def _open(store: Any, name: str, rank: int, size: int, timeout: float) -> Transport:
     if size == 1:
         return MemoryHub(1).transport(0)
-    return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout)
+    return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout, share=True)
 
 
 def _row(note: Note) -> np.ndarray:

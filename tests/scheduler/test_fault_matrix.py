@@ -60,17 +60,18 @@ def break_exchange(scheduler, action):
     """Act inside the exchange of the faulty step, after the bytes were written."""
     original, calls = scheduler._channel.steps.exchange, []
 
-    def exchange(outgoing, send_sizes, receive_sizes):
+    def exchange(parts, receive_sizes):
         calls.append(1)
         if len(calls) == FAULT_STEP + 1:
-            action(outgoing)
-        return original(outgoing, send_sizes, receive_sizes)
+            action(parts)
+        return original(parts, receive_sizes)
 
     scheduler._channel.steps.exchange = exchange
 
 
-def corrupt(outgoing):
-    outgoing.numpy()[::64] ^= 1
+def corrupt(parts):
+    for part in parts:
+        part.numpy()[::64] ^= 1
 
 
 def run_with_fault(rank, bad_rank, stage, action, **settings):
