@@ -56,8 +56,12 @@ class Gatherer:
 
     def __init__(self, transport: Transport, *, format_digest: int, slots: int) -> None:
         self._transport = transport
-        self._format = format_digest
+        self._base = self._format = format_digest
         self._slots = slots
+
+    def amend(self, told: bytes) -> None:
+        """Compare from now on, beside the settings that the scheduler began with, what has changed since; empty for nothing."""
+        self._format = digest_of(self._base.to_bytes(8, "little"), told) if told else self._base
 
     def __call__(self, state: RankState) -> Gathered:
         """Gather everyone's rows.

@@ -87,6 +87,11 @@ class Prefetcher(Generic[T]):
         self._num_used += 1
         self._ready.popleft()
 
+    @property
+    def num_ahead(self) -> int:
+        """Calls of `make` that are allowed, made or not, whose items were not used."""
+        return max(self._num_allowed - self._num_used, len(self._ready))
+
     def settle(self) -> None:
         """Wait until everything that was allowed is made; what it leaves for the calling thread is run."""
 

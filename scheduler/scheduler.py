@@ -18,13 +18,13 @@ from ..core import Field
 from ..models import ModelAdapter
 from ..models.cost import CostCoefficients
 from .blocks import WIRE_VERSION
-from .calibrate import fit_across_ranks
+from .calibrate import Costs, fit_across_ranks
 from .callbacks import Callbacks, StepCallback, StepClock
 from .channel import open_channel
 from .collect import Reader
 from .config import SchedulerConfig
 from .cost import CostFit, CostModel, Observation
-from .describe import Describer, SampleCost, dummy_settings
+from .describe import Describer, SampleCost
 from .gather import Gatherer, digest_of
 from .groups import ProcessGroups
 from .handshake import agree
@@ -108,9 +108,9 @@ class PackingScheduler(Iterator[PackedStep]):
         adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
         groups = groups or ProcessGroups.from_world()
         cost = cost or default_cost(adapter)
-        config = config.resolved(**dummy_settings(adapter, cost))
+        self._costs = Costs(adapter, config, cost)
+        self._config = config = self._costs.config
         _warm_up_once()
-        self._config = config
         self._callbacks, self._clock = told, StepClock()
         self._told: PackedStep | None = None
         self._groups = groups
@@ -130,7 +130,6 @@ class PackingScheduler(Iterator[PackedStep]):
         self._failure: BaseException | None = None
         self._closed = False
         self._ended = False
-        self._calibrated: dict[str, Any] | None = None
         self._behind: Checkpoint | None = None
         self._in_flight: deque[Prepared] = deque()
         _OPEN.add(self)
@@ -179,7 +178,7 @@ class PackingScheduler(Iterator[PackedStep]):
 
     @property
     def config(self) -> SchedulerConfig:
-        """The settings, with what the adapter filled in."""
+        """The settings, with what the adapter filled in; where the cost model was calibrated, those of the steps to come."""
         return self._config
 
     @property
@@ -252,7 +251,10 @@ class PackingScheduler(Iterator[PackedStep]):
         return -(-samples // per_step) if self._config.on_exhausted == "drain" else samples // per_step
 
     def calibrate(self, observations: Sequence[Observation]) -> CostFit:
-        """Fit the cost model to measured micro-batches of all ranks, and describe further samples with it; collective.
+        """Fit the cost model to measured micro-batches of all ranks, and plan further steps with it; collective.
+
+        Every rank changes at the same step: the first that no rank has begun to prepare. The cost of dummy media follows,
+        except where the settings name it.
 
         Args:
             observations: what this rank measured: lengths, media grids and seconds of micro-batches.
@@ -263,12 +265,15 @@ class PackingScheduler(Iterator[PackedStep]):
         Raises:
             ValueError: too few observations, or none with media for a model that has a tower.
         """
+        ahead = 0 if self._prefetcher is None else self._prefetcher.num_ahead
+        behind = self._behind or self._preparer.checkpoint(in_epoch=False)
         try:
-            found = fit_across_ranks(self._channel.control, observations)
+            found, from_step = fit_across_ranks(self._channel.control, observations, behind.step + ahead)
         except TransportError as error:
             raise self._channel.lost(error, "calibrate") from error
-        self._describer.use_cost(found.model)
-        self._calibrated = msgspec.to_builtins(found.model)
+        self._costs.check(found.model)
+        self._preparer.use_cost(self._costs.change(found.model, from_step))
+        self._config = self._costs.config
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,7 +294,7 @@ class PackingScheduler(Iterator[PackedStep]):
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
             behind = with_in_flight(behind, fresh, self._preparer.waiting)
-        return {**to_state(behind, rank=rank, num_ranks=num_ranks), "cost": self._calibrated}
+        return {**to_state(behind, rank=rank, num_ranks=num_ranks), **self._costs.state(behind.step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a state that this rank saved, in a job of as many ranks; every rank does, before its next step.
@@ -330,10 +335,8 @@ class PackingScheduler(Iterator[PackedStep]):
         checkpoint = from_state(state, self._describer)
         if self._prefetcher is not None:
             raise ValueError("load the state before the first step, or between epochs")
-        if state.get("cost") is not None:
-            self._calibrated = state["cost"]
-            self._describer.use_cost(msgspec.convert(self._calibrated, CostModel))
-        self._preparer.load(checkpoint)
+        self._preparer.load(checkpoint, self._costs.load(state))
+        self._config = self._costs.config
         self._behind = checkpoint
 
     def close(self) -> None:
