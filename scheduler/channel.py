@@ -100,14 +100,14 @@ def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float
     store = dist.distributed_c10d._get_default_store()
     name = _new_name(groups.dp)
 
-    def gloo(what: str) -> HostTransport:
+    def gloo(what: str, *, share: bool = False) -> HostTransport:
         group = open_gloo(store, f"{name}/{what}", groups.rank, groups.num_ranks, patience)
-        return HostTransport(group, timeout=patience, pin=pin, share=config.shared_memory)
+        return HostTransport(group, timeout=patience, pin=pin, share=share)
 
-    control = gloo("control")
+    control = gloo("control")  # what it carries is small
     has_nccl = "nccl" in str(dist.get_backend_config(groups.dp))
     if config.transport == "host" or (config.transport == "auto" and not has_nccl):
-        return _started(gloo("steps"), control, config, store=store, name=name)
+        return _started(gloo("steps", share=config.shared_memory), control, config, store=store, name=name)
     device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
     peers = fixed_peers(groups.num_ranks, config.max_peers)
     open_group = open_nccl if has_nccl else open_gloo
@@ -118,7 +118,7 @@ def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float
             on_device, control, config, store=store, name=name, peers=peers, gathers_on_device=True,
             exchanges_on_device=True,
         )  # fmt: skip
-    mixed = MixedTransport(on_device, gloo("steps"))
+    mixed = MixedTransport(on_device, gloo("steps", share=config.shared_memory))
     return _started(mixed, control, config, store=store, name=name, gathers_on_device=True)
 
 

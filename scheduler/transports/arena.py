@@ -1,8 +1,9 @@
 """Memory that a rank shares with the other ranks of its node, without a name in any file system.
 
 The memory is an anonymous file of the kernel. Its owner alone writes data to it; a reader opens it through the owner's entry
-under `/proc`, and it is gone when the last of them is, however they end. In front of the data lies a header of whole pages: a
-token that only this arena has, and one counter per rank, in which that rank says with what it is done.
+under `/proc`, and it is gone when the last of them is, however they end. It has several sections, so that one can be written
+while others are still looked into. At its beginning lies a header: a token that only this arena has, and one counter per
+section and rank, in which that rank says with what it is done.
 """
 
 import mmap
@@ -11,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+#: One for the step that trains, one for each of two prepared ahead, one to write to, and one that is only copied from.
+NUM_SECTIONS = 5
 _TOKEN_BYTES = 16
-_PAGE = 4096
+#: Sections lie so far apart that none ever reaches the next; what was not written takes no memory.
+_APART = 1 << 40
 
 
 class Arena:
@@ -24,7 +28,8 @@ class Arena:
     Attributes:
         token: 16 random bytes, by which a reader knows that it has opened the right memory.
         fd: its file descriptor, -1 once closed.
-        done: int64 `[num_ranks]`, number of the last turn whose bytes each rank needs no more; written by the readers.
+        done: int64 `[NUM_SECTIONS, num_ranks]`, number of the last turn whose bytes each rank needs no more; written by the
+            readers.
 
     Raises:
         OSError: the kernel has no anonymous files, or no memory.
@@ -34,33 +39,38 @@ class Arena:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no anonymous files")
         self.fd = os.memfd_create("evenpack")
-        self._header = header_bytes(num_ranks)
         self.token = os.urandom(_TOKEN_BYTES)
-        os.posix_fallocate(self.fd, 0, self._header)
-        head = _mapped(self.fd, self._header)
+        try:
+            os.posix_fallocate(self.fd, 0, header_bytes(num_ranks))
+            for section in range(NUM_SECTIONS):  # a limit on the size of files shows itself now
+                os.posix_fallocate(self.fd, _start(section), 1)
+        except OSError:
+            self.close()
+            raise
+        head = _mapped(self.fd, 0, header_bytes(num_ranks))
         head[:_TOKEN_BYTES] = np.frombuffer(self.token, np.uint8)
-        self.done: np.ndarray[Any, Any] = head[_TOKEN_BYTES:].view(np.int64)[:num_ranks]
-        self._data = np.empty(0, np.uint8)
+        self.done = _counters(head, num_ranks)
+        self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the data."""
-        return self._data.size
+        """Bytes of all sections."""
+        return sum(data.size for data in self._data)
 
-    def take(self, size: int) -> np.ndarray:
-        """Return uint8 `[size]`: the data's first bytes, which nobody may still be reading.
+    def take(self, section: int, size: int) -> np.ndarray:
+        """Return uint8 `[size]`: a section's first bytes, which nobody may still be reading.
 
         Raises:
             MemoryError: the kernel cannot give so much.
         """
-        if self._data.size < size:
-            whole = self._header + size + size // 8  # some room, as the next step may be a little larger
-            try:
-                os.posix_fallocate(self.fd, 0, whole)  # now, or a write to a page that cannot be had would kill the process
+        if self._data[section].size < size:
+            room = size + size // 8  # as the next step may be a little larger
+            try:  # now, or a write to a page that cannot be had would kill the process
+                os.posix_fallocate(self.fd, _start(section), room)
             except OSError as error:
-                raise MemoryError(f"no {whole} bytes of shared memory: {error.strerror}") from error
-            self._data = _mapped(self.fd, whole)[self._header :]
-        return self._data[:size]
+                raise MemoryError(f"no {room} bytes of shared memory: {error.strerror}") from error
+            self._data[section] = _mapped(self.fd, _start(section), room)
+        return self._data[section][:size]
 
     def close(self) -> None:
         """Give the file descriptor back; the memory goes with its last reader."""
@@ -73,39 +83,43 @@ class PeerArena:
     """The arena of another rank of the node.
 
     Args:
-        place: that rank's process id, and the arena's file descriptor there.
+        pid: that rank's process id.
+        fd: the arena's file descriptor there.
         token: its token.
         num_ranks: as it was made with.
+
+    Attributes:
+        done: as of `Arena`.
 
     Raises:
         OSError: it cannot be opened from here, or it is something else.
     """
 
-    def __init__(self, place: tuple[int, int], token: bytes, num_ranks: int) -> None:
-        path = f"/proc/{place[0]}/fd/{place[1]}"
+    def __init__(self, pid: int, fd: int, token: bytes, num_ranks: int) -> None:
+        path = f"/proc/{pid}/fd/{fd}"
         # Looked at first: to open whatever another process has under that number might block, or do something.
         if "memfd:evenpack" not in os.readlink(path):
             raise OSError(f"{path} is no arena")
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._header = header_bytes(num_ranks)
         try:
-            if os.fstat(self._fd).st_size < self._header:
+            if os.fstat(self._fd).st_size < header_bytes(num_ranks):
                 raise OSError(f"{path} is too small")
-            head = _mapped(self._fd, self._header)
+            head = _mapped(self._fd, 0, header_bytes(num_ranks))
             if head[:_TOKEN_BYTES].tobytes() != token:
                 raise OSError(f"{path} is the arena of somebody else")
-        except BaseException:
+        except OSError:
             self.close()
             raise
-        self.done: np.ndarray[Any, Any] = head[_TOKEN_BYTES:].view(np.int64)[:num_ranks]
-        self._data = np.empty(0, np.uint8)
+        self.done = _counters(head, num_ranks)
+        self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
 
-    def read(self, start: int, size: int) -> np.ndarray:
-        """Return uint8 `[size]` of the data from `start`, a view of the owner's memory."""
-        if self._data.size < start + size:
-            self._data = _mapped(self._fd, os.fstat(self._fd).st_size)[self._header :]
-        assert start + size <= self._data.size, (start, size, self._data.size)
-        return self._data[start : start + size]
+    def read(self, section: int, start: int, size: int) -> np.ndarray:
+        """Return uint8 `[size]` of a section from `start`, a view of the owner's memory."""
+        end = start + size
+        if self._data[section].size < end:
+            room = min(end + end // 8, os.fstat(self._fd).st_size - _start(section))
+            self._data[section] = _mapped(self._fd, _start(section), room)
+        return self._data[section][start:end]
 
     def close(self) -> None:
         """Give the file descriptor back."""
@@ -115,15 +129,23 @@ class PeerArena:
 
 
 def header_bytes(num_ranks: int) -> int:
-    """Return the size of an arena's header: whole pages.
+    """Return the size of an arena's header.
 
     Example:
-        >>> header_bytes(8), header_bytes(1024)
-        (4096, 12288)
+        >>> header_bytes(8)
+        336
     """
-    return -(-(_TOKEN_BYTES + 8 * num_ranks) // _PAGE) * _PAGE
+    return _TOKEN_BYTES + 8 * NUM_SECTIONS * num_ranks
 
 
-def _mapped(fd: int, size: int) -> np.ndarray:
-    """Return the first bytes of a file as memory that is unmapped once no array looks into it."""
-    return np.frombuffer(mmap.mmap(fd, size), np.uint8)
+def _counters(head: np.ndarray, num_ranks: int) -> np.ndarray[Any, Any]:
+    return head[_TOKEN_BYTES:].view(np.int64).reshape(NUM_SECTIONS, num_ranks)
+
+
+def _start(section: int) -> int:
+    return (1 + section) * _APART
+
+
+def _mapped(fd: int, start: int, size: int) -> np.ndarray:
+    """Return part of a file as memory that is unmapped once no array looks into it."""
+    return np.frombuffer(mmap.mmap(fd, size, offset=start), np.uint8)

@@ -1,9 +1,9 @@
 """What the ranks of one node hand each other through memory instead of the network.
 
-A sender writes into an arena of its own and sends the receiver a note where. The receiver looks at the bytes where they are,
-and says so in the arena's header once nothing refers to them any more; until then the sender takes another arena. When all
-but one of them are looked into, the notes ask for a copy instead, so that a receiver may keep what it got for as long as it
-likes, and never stops a sender.
+A sender writes into a section of its arena and sends the receiver a note where. The receiver looks at the bytes where they
+are, and says so in the arena's header once nothing refers to them any more; until then the sender takes another section. When
+all but one of them are looked into, the notes ask for a copy instead, so that a receiver may keep what it got for as long as
+it likes, and never stops a sender.
 """
 
 import os
@@ -13,21 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from .arena import Arena, PeerArena
+from .arena import NUM_SECTIONS, Arena, PeerArena
 
-#: One for the step that trains, one for each of two prepared ahead, one to write to, and one that is only copied from.
-NUM_ARENAS = 5
-#: What a note says: number of the arena, turn, where the bytes start, and whether they may be looked at for long.
+#: What a note says: number of the section, turn, where the bytes start, and whether they may be looked at for long.
 NOTE_BYTES = 4 * 8
 _ALIGN = 16
-_ROW = np.dtype([("node", "S64"), ("pid", "<i8"), ("fds", "<i8", NUM_ARENAS), ("tokens", "V16", NUM_ARENAS)])
+_ROW = np.dtype([("node", "S64"), ("pid", "<i8"), ("fd", "<i8"), ("token", "V16")])
 
 
 class NodeMemory:
     """Arenas of the ranks that share a node.
 
     Args:
-        arenas: this rank's own.
+        arena: this rank's own.
         rank: this rank.
         peers: the arenas of the other ranks of its node.
 
@@ -35,23 +33,23 @@ class NodeMemory:
         near: the ranks whose arenas are open here; they have this one's open, too.
     """
 
-    def __init__(self, arenas: list[Arena], rank: int, peers: dict[int, list[PeerArena]]) -> None:
+    def __init__(self, arena: Arena, rank: int, peers: dict[int, PeerArena]) -> None:
         self.near = frozenset(peers)
-        self._arenas, self._rank, self._peers = arenas, rank, peers
+        self._arena, self._rank, self._peers = arena, rank, peers
         self._turn = 0
         self._chosen = 0
         self._starts: dict[int, int] = {}
-        #: Of each arena: its last turn, and who got something then.
-        self._readers: list[tuple[int, list[int]]] = [(0, [])] * len(arenas)
+        #: Of each section: its last turn, and who got something then.
+        self._readers: list[tuple[int, list[int]]] = [(0, [])] * NUM_SECTIONS
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's arenas."""
-        return sum(arena.nbytes for arena in self._arenas)
+        """Bytes of this rank's arena."""
+        return self._arena.nbytes
 
     def has_room(self) -> bool:
-        """Return whether there is an arena that nobody needs."""
-        return any(map(self._is_free, range(len(self._arenas))))
+        """Return whether there is a section that nobody needs."""
+        return any(map(self._is_free, range(NUM_SECTIONS)))
 
     def room(self, sizes: Mapping[int, int], keys: Mapping[int, Hashable]) -> dict[int, np.ndarray]:
         """Return room to write for near ranks; only while `has_room`.
@@ -65,9 +63,9 @@ class NodeMemory:
             if keys[rank] not in placed:
                 placed[keys[rank]] = at
                 at += -(-size // _ALIGN) * _ALIGN
-        self._chosen = next(index for index in range(len(self._arenas)) if self._is_free(index))
+        self._chosen = next(section for section in range(NUM_SECTIONS) if self._is_free(section))
         self._starts = {rank: placed[keys[rank]] for rank in sizes}
-        memory = self._arenas[self._chosen].take(at)
+        memory = self._arena.take(self._chosen, at)
         return {rank: memory[start : start + sizes[rank]] for rank, start in self._starts.items()}
 
     def notes(self) -> dict[int, np.ndarray]:
@@ -89,29 +87,26 @@ class NodeMemory:
         Returns:
             uint8 `[size]`; its owner waits with the memory until nothing refers to this array or a view of it.
         """
-        index, turn, start, keep = note.tolist()
-        arena = self._peers[owner][index]
-        found = arena.read(start, size)
+        section, turn, start, keep = note.tolist()
+        done, found = self._peers[owner].done, self._peers[owner].read(section, start, size)
         if not keep:
             copied = spare(size)
             np.copyto(copied, found)
-            arena.done[self._rank] = turn
+            done[section, self._rank] = turn
             return copied
         # Views of an array refer to the first one that is no view of an array.
-        weakref.finalize(found, arena.done.__setitem__, self._rank, turn).atexit = False
+        weakref.finalize(found, _let_go, os.getpid(), done, (section, self._rank), turn).atexit = False
         return found
 
     def close(self) -> None:
         """Give back what the system lends; arrays that still look into an arena stay valid."""
-        for arena in self._arenas:
-            arena.close()
+        self._arena.close()
         for peer in self._peers.values():
-            for arena in peer:
-                arena.close()
+            peer.close()
 
-    def _is_free(self, index: int) -> bool:
-        turn, readers = self._readers[index]
-        return bool((self._arenas[index].done[readers] >= turn).all())
+    def _is_free(self, section: int) -> bool:
+        turn, readers = self._readers[section]
+        return bool((self._arena.done[section, readers] >= turn).all())
 
 
 def meet(gather: Callable[[np.ndarray], np.ndarray], rank: int, num_ranks: int) -> NodeMemory | None:
@@ -127,21 +122,22 @@ def meet(gather: Callable[[np.ndarray], np.ndarray], rank: int, num_ranks: int) 
     Returns:
         This rank's view; None where it shares memory with no other.
     """
-    row, arenas = np.zeros(1, _ROW), list[Arena]()
+    row, arena = np.zeros(1, _ROW), None
     try:
-        node = node_name().encode()
-        arenas.extend(Arena(num_ranks) for _ in range(NUM_ARENAS))
-        row["node"], row["pid"] = node, os.getpid()
-        row["fds"], row["tokens"] = [arena.fd for arena in arenas], [np.void(arena.token) for arena in arenas]
+        node, arena = node_name().encode(), Arena(num_ranks)
+        row["node"], row["pid"], row["fd"], row["token"] = node, os.getpid(), arena.fd, np.void(arena.token)
     except OSError:
         pass  # a rank without the name of a node is alone
     rows = gather(row.view(np.uint8)).view(_ROW)[:, 0]
     mates = np.flatnonzero((rows["node"] == rows["node"][rank]) & (rows["node"] != b""))
     peers = _opened(rows, mates[mates != rank].tolist(), num_ranks)
     opened = gather(np.array([peers is not None], np.uint8))[:, 0].astype(bool)
-    if peers and opened[mates].all():
-        return NodeMemory(arenas, rank, peers)
-    NodeMemory(arenas, rank, peers or {}).close()
+    if arena is None:
+        return None
+    memory = NodeMemory(arena, rank, peers or {})
+    if memory.near and opened[mates].all():
+        return memory
+    memory.close()
     return None
 
 
@@ -155,16 +151,21 @@ def node_name() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _opened(rows: np.ndarray, ranks: list[int], num_ranks: int) -> dict[int, list[PeerArena]] | None:
+def _let_go(pid: int, done: np.ndarray, place: tuple[int, int], turn: int) -> None:
+    """Tell the owner that this process needs its bytes no more; a fork that drops its copy of the array says nothing."""
+    if os.getpid() == pid:
+        done[place] = turn
+
+
+def _opened(rows: np.ndarray, ranks: list[int], num_ranks: int) -> dict[int, PeerArena] | None:
     """Open arenas; None where one of them cannot be."""
-    peers: dict[int, list[PeerArena]] = {}
+    peers: dict[int, PeerArena] = {}
     try:
         for rank in ranks:
-            peers[rank] = []
-            for fd, token in zip(rows["fds"][rank].tolist(), rows["tokens"][rank], strict=True):
-                peers[rank].append(PeerArena((int(rows["pid"][rank]), fd), token.tobytes(), num_ranks))
+            pid, fd = int(rows["pid"][rank]), int(rows["fd"][rank])
+            peers[rank] = PeerArena(pid, fd, rows["token"][rank].tobytes(), num_ranks)
     except OSError:
-        for arena in [arena for peer in peers.values() for arena in peer]:
-            arena.close()
+        for peer in peers.values():
+            peer.close()
         return None
     return peers
