@@ -8,6 +8,7 @@ it likes, and never stops a sender.
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 
@@ -72,8 +73,12 @@ class NodeMemory:
         """Return what to tell every rank for which there was room: int64 `[4]`; from now on they may read."""
         self._turn += 1
         self._readers[self._chosen] = (self._turn, list(self._starts))
-        keep = self.has_room()
-        return {rank: np.array([self._chosen, self._turn, start, keep]) for rank, start in self._starts.items()}
+        readers = Counter(self._starts.values())
+        keep = self.has_room()  # what several ranks read is copied, too: one of them may write to what it got
+        return {
+            rank: np.array([self._chosen, self._turn, start, keep and readers[start] == 1])
+            for rank, start in self._starts.items()
+        }
 
     def read(self, owner: int, note: np.ndarray, size: int, spare: Callable[[int], np.ndarray]) -> np.ndarray:
         """Return what another rank wrote for this one.

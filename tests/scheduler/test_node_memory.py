@@ -147,8 +147,13 @@ def test_one_tensor_for_several_ranks_is_written_once():
         received = transport.exchange([told[:0] if peer == rank else told for peer in range(num_ranks)],
                                       [50_000 * (peer != rank) for peer in range(num_ranks)])  # fmt: skip
         nbytes = transport._node.nbytes
+        found = [part.unique().tolist() for part in received]
+        for part in received:
+            part += 1  # must not be seen by the others
+        transport.gather(np.zeros(1, np.uint8))
+        right = all((part == peer + 1).all() for peer, part in enumerate(received))
         transport.close()
-        return [part.unique().tolist() for part in received], nbytes < 2 * 50_000
+        return found, nbytes < 2 * 50_000 and right
 
     expected = [[[] if peer == rank else [peer] for peer in range(3)] for rank in range(3)]
     assert run_ranks(fn, 3, backend="gloo") == [(each, True) for each in expected]
