@@ -92,7 +92,7 @@ def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, m
              f"rank {rank:5.3f} s = coarse {coarse:5.3f} + pod {own.max():5.3f} + assemble {assemble:5.3f}",
              f"mean pod {own.mean():5.3f}",
              f"gap {plan.gap:7.3%}", f"moved {plan.moved_bytes / table.nbytes.sum():6.2%}",
-             f"gathered {(len(table) + 2 * num_ranks) * 4 / 1e6:.1f} MB x {rounds}"]  # fmt: skip
+             f"gathered {(len(table) * 17 // 16 + (4 + pods.SPARE) * num_ranks) * 4 / 1e6:.1f} MB x {rounds}"]  # fmt: skip
     verdicts = [rank < STEP_SECONDS * SHARE]
     if flat:
         gc.collect()

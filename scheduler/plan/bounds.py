@@ -88,7 +88,7 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
     some = weight > 0  # what costs nothing adds no work, and would be far from all others in density
     worth, size = weight[some], problem.size[some]
-    density = worth / size
+    density = tally.densities(worth, size)
     # One unit above the product covers its rounding: the knapsack's value must never be too small.
     value = tally.knapsacks(worth, size, density, density.view(np.int64), room)
     total = int(weight.sum())

@@ -1,4 +1,7 @@
-"""The coarse level of a plan by pods: which pod plans which sample. Every rank computes it, in O(N)."""
+"""The coarse level of a plan by pods: which pod plans which sample. Every rank computes it, in O(N), in integers.
+
+Only orders by a quotient (cost per token, cost over the phase's sum) compare floats: see `problem.LIMIT`.
+"""
 
 import msgspec
 import numpy as np
@@ -6,18 +9,19 @@ import numpy.typing as npt
 
 from . import kernels, pod_kernels, tally
 from .free import free_microbatch
+from .integers import portion
 from .minimal import loosened
-from .problem import Problem, scaled
+from .problem import LIMIT, Problem, scaled
 from .table import Ints
 
 Bools = npt.NDArray[np.bool_]
 
-#: Most load of a pod: its mean and this part of what the tolerance allows a rank above it.
-ROOM = {"step": 0.5, "microbatch": 0.0}
-#: Most tokens of a pod: this part of the way from what the mean pod holds to what fits.
-FILL = 0.5
-#: Levels of micro-batches fall by this much from the middle to either end: like meets like, costliest first.
-SLOPE = 0.01
+#: Most load of a pod: its mean and, in hundredths, this part of what the tolerance allows a rank above it.
+ROOM = {"step": 50, "microbatch": 0}
+#: Most tokens of a pod, in hundredths: this part of the way from what the mean pod holds to what fits.
+FILL = 50
+#: Levels of micro-batches fall by so many hundredths from the middle to either end: like meets like, costliest first.
+SLOPE = 1
 #: A miniature of the step has at least so many ranks.
 MINIATURE = 128
 
@@ -136,8 +140,8 @@ def floors(problem: Problem, count: int) -> tuple[Ints, int]:
             break
         found.append(heaviest)
         # Packs reach what they may cost only where the capacity holds that much.
-        density = problem.weight / problem.size
         room = np.array([len(found) * ranks * problem.capacity])
+        density = tally.densities(problem.weight, problem.size)
         most = tally.knapsacks(problem.weight, problem.size, density, density.view(np.int64), room)
         rest = max(total - min(sum(found) * ranks, int(most[0])), 0)
     return np.array(found, np.int64).reshape(-1, 1), rest
@@ -147,8 +151,9 @@ def _levels(problem: Problem, floor: Ints, rest: int, count: int, bound: int) ->
     """`[M, 1]` what micro-batches may cost so that all together end at the limit: the rest is nearly even."""
     others = count - len(floor)
     mean = max(-(-rest // (problem.num_ranks * others)), (loosened(problem, bound) - int(floor.sum())) // others)
-    slope = np.linspace(SLOPE, -SLOPE, others) if others > 1 else np.zeros(1)
-    return np.concatenate([floor, (mean + mean * slope).astype(np.int64)[:, None]])
+    steps = max(others - 1, 1)
+    level = [mean + mean * SLOPE * (others - 1 - 2 * index) // (100 * steps) for index in range(others)]
+    return np.concatenate([floor, np.array(level, np.int64)[:, None]])
 
 
 def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
@@ -192,11 +197,11 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
         _share_heads(problem, pods, rank_of, movable, problem.by_weight[: problem.num_ranks])
     ranks, sizes = problem.num_ranks, pods.sizes
     mean = -(-int(problem.weight.sum()) // ranks)
-    above = loosened(problem, bound) - mean if problem.config.sync == "step" else int(mean * problem.config.tolerance)
-    limit = sizes * mean + (sizes * above * ROOM[problem.config.sync]).astype(np.int64)
+    above = loosened(problem, bound) - mean if problem.config.sync == "step" else portion(mean, problem.config.tolerance)
+    limit = _most(sizes, mean, above, ROOM[problem.config.sync])
     fits = count * problem.capacity
     tokens = -(-int(problem.size.sum()) // ranks)
-    most_tokens = sizes * tokens + (sizes * max(fits - tokens, 0) * FILL).astype(np.int64)
+    most_tokens = _most(sizes, tokens, max(fits - tokens, 0), FILL)
     for gain, other, most, most_other, rank_limit in (
         (problem.size, problem.weight, most_tokens, limit, fits),
         (problem.weight, problem.size, limit, most_tokens, mean + max(above, 0)),
@@ -210,6 +215,11 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
                 most_other, rank_limit, rank_of,
             )  # fmt: skip
     return rank_of
+
+
+def _most(sizes: Ints, mean: int, above: int, hundredths: int) -> Ints:
+    """`[P]` most that pods may hold: the mean rank's, and a part of what a rank may hold above it."""
+    return np.array([min(size * mean + size * above * hundredths // 100, LIMIT) for size in sizes.tolist()], np.int64)
 
 
 def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Bools, heads: Ints) -> None:

@@ -10,6 +10,7 @@ from . import bounds, kernels
 from .bins import Bins
 from .free import TRIES, fill_costly, fit, free_microbatch, usual_rate
 from .homeward import bring_home, moved, packs_to_homes
+from .integers import portion
 from .problem import Problem, scaled
 from .refine import PATIENCE, ROUNDS, column_goals, even_columns, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
@@ -62,12 +63,12 @@ def _balanced(problem: Problem, limit: int, count: int) -> Ints:
 
 def loosened(problem: Problem, bound: int) -> int:
     """The bound with the tolerance on top."""
-    return bound + int(bound * problem.config.tolerance)
+    return bound + portion(bound, problem.config.tolerance)
 
 
 def almost(problem: Problem, limit: int) -> int:
     """The limit with a tenth of the tolerance on top: what is nearer is not worth more bytes."""
-    return limit + int(limit * problem.config.tolerance / 10)
+    return limit + portion(limit, problem.config.tolerance) // 10
 
 
 def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bools, some: Ints | None = None) -> int:

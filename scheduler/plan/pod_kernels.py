@@ -5,6 +5,9 @@ import numpy as np
 
 from .kernels import _jit
 
+#: Bits of a fraction that shares of pods are compared by: what is below 2**53 (`problem.LIMIT`) has room for so many.
+FINE = 9
+
 
 @_jit
 def deal(order, weight, sizes, out):
@@ -21,14 +24,14 @@ def deal(order, weight, sizes, out):
     most = sizes.max()
     at = 0
     while 4 * at < 3 * len(order):
-        ranked = np.argsort(load / sizes, kind="mergesort")
+        ranked = np.argsort((load << FINE) // sizes, kind="mergesort")
         for turn in range(most):
             for pod in ranked:
                 if turn < sizes[pod] and at < len(order):
                     out[order[at]] = pod
                     load[pod] += weight[order[at]]
                     at += 1
-    share = load / sizes
+    share = (load << FINE) // sizes
     while at < len(order):
         least = 0
         for pod in range(1, len(sizes)):
@@ -36,7 +39,7 @@ def deal(order, weight, sizes, out):
                 least = pod
         out[order[at]] = least
         load[least] += weight[order[at]]
-        share[least] = load[least] / sizes[least]
+        share[least] = (load[least] << FINE) // sizes[least]
         at += 1
 
 
@@ -56,6 +59,10 @@ def relieve(
         rank_of: `[N]`, updated.
     """
     ranks = len(load)
+    shift = 62
+    for index in range(len(gain)):
+        while gain[index] >> (62 - shift):
+            shift -= 1
     ranked = np.argsort(load, kind="mergesort")
     at = 0
     for giver in range(len(limit)):
@@ -81,13 +88,15 @@ def relieve(
                     return
                 room = min(rank_limit - load[taker], most[host] - pod_load[host])
                 room_other = most_other[host] - pod_other[host]
-                chosen, best = np.int64(-1), 0.0
+                chosen, best = np.int64(-1), np.int64(-1)
                 for position in range(starts[rank], starts[rank + 1]):
                     index = by_home[position]
                     if not movable[index] or rank_of[index] != rank or gain[index] > room or other[index] > room_other:
                         continue
+                    if gain[index] == 0:
+                        continue
                     # What goes beyond the surplus gains nothing.
-                    density = min(gain[index], surplus) / max(nbytes[index], 1)
+                    density = (min(gain[index], surplus) << shift) // max(nbytes[index], 1)
                     if density > best:
                         chosen, best = index, density
                 at = at + 1 if at + 1 < ranks else 0

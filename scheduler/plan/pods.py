@@ -26,10 +26,14 @@ RANKS, SAMPLES = 256, 16_384
 FROM = 131_072
 #: Numbers of micro-batches that may fail before the step is planned in one piece.
 FAILURES = 3
-#: A plan by pods this near its aim is not worth another round, with one phase and with several.
-NEAR = (0.01, 0.03)
-#: A plan by pods this far above the bound and the tolerance is given up for one in one piece.
-FAR = 0.05
+#: A plan by pods this near its aim, in thousandths, is not worth another round, with one phase and with several.
+NEAR = (10, 30)
+#: A plan by pods so many thousandths above the bound and the tolerance is given up for one in one piece.
+FAR = 50
+#: Samples for which a rank's part of its pod's plan has room at once: the mean, a sixteenth more, and these.
+SPARE = 4
+
+_NOTHING = np.zeros(0, np.int64)
 
 Gather = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
 
@@ -62,9 +66,10 @@ def is_near(problem: Problem, bound: int, found: Assignment) -> bool:
     return (config.sync == "step" and config.pipeline_stages > 1) or _is_within(problem, bound, found, FAR)
 
 
-def _is_within(problem: Problem, bound: int, found: Assignment, part: float) -> bool:
+def _is_within(problem: Problem, bound: int, found: Assignment, thousandths: int) -> bool:
     limit = bound if problem.config.movement == "free" else loosened(problem, bound)
-    return found.value - problem.config.microbatch_cost * found.num_microbatches <= limit + int(limit * part)
+    value = found.value - problem.config.microbatch_cost * found.num_microbatches
+    return value <= limit + limit * thousandths // 1000
 
 
 def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Assignment | None:
@@ -75,7 +80,7 @@ def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Ass
         team: plan the own pod only, and gather the others'; None plans all of them.
 
     Raises:
-        PlanMismatchError: ranks of one pod planned it differently.
+        PlanMismatchError: ranks shared the samples out differently, or ranks of one pod planned it differently.
     """
     pods = Pods.of(problem.node, num_pods(problem))
     whole = msgspec.structs.replace(problem, brief=True)
@@ -123,24 +128,50 @@ def _gathered(problem: Problem, pods: Pods, share: Share, count: int, bound: int
     own = _plan_pod(problem, pods, share, pod, count, bound)
     numbers = np.diff(share.starts)
     each = -(-numbers // pods.sizes)
-    row = np.zeros(2 + int(each.max()), "<i4")
-    if own is not None:
-        at = (team.rank - int(pods.first[pod])) * int(each[pod])
-        some = own[at : at + int(each[pod])]
-        row[:2] = np.frombuffer(hashlib.blake2b(own.astype("<i4").tobytes(), digest_size=8).digest(), "<i4")
-        row[0] |= 1  # never 0, which says that there is no plan
-        row[2 : 2 + len(some)] = some
-    rows = team.gather(row.view(np.uint8)).view("<i4")
+    some = _NOTHING if own is None else own[(team.rank - int(pods.first[pod])) * int(each[pod]) :][: int(each[pod])]
+    heads, rows = _exchanged(problem, share, count, own, some, int(each.max()), team)
     parts: list[Ints | None] = []
     for index in range(len(pods)):
         first, last = int(pods.first[index]), int(pods.first[index + 1])
-        heads = rows[first:last, :2]
-        different = np.flatnonzero((heads != heads[0]).any(axis=1))
-        if len(different):
-            raise PlanMismatchError(
-                f"ranks {first} and {first + int(different[0])} planned their part of the step differently; "
-                "versions or machines differ"
-            )
-        some = rows[first:last, 2 : 2 + int(each[index])].reshape(-1)[: numbers[index]]
-        parts.append(some.astype(np.int64) if heads[0].any() else None)
+        _check_same(heads[first:last, 2:], first, "planned their part of the step")
+        plan = rows[first:last, : int(each[index])].reshape(-1)[: numbers[index]]
+        parts.append(plan.astype(np.int64) if heads[first, 2:].any() else None)
     return parts
+
+
+def _exchanged(
+    problem: Problem, share: Share, count: int, own: Ints | None, some: Ints, most: int, team: Team
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Gather `[R, 4]` digests, of what was shared out and of each rank's pod's plan (0: none), and `[R, most]` of the plans.
+
+    How much is gathered first follows from what ranks know to be equal, so that those that disagree find out.
+    """
+    usual = -(-len(problem.size) // problem.num_ranks)
+    slots = usual + usual // 16 + SPARE
+    row = np.zeros(4 + max(slots, most), "<i4")
+    row[:2] = _digest(np.array([count]), share.starts, share.order)
+    if own is not None:
+        row[2:4] = _digest(own)
+        row[2] |= 1  # never 0, which says that there is no plan
+    row[4 : 4 + len(some)] = some
+    rows = team.gather(row[: 4 + slots].view(np.uint8)).view("<i4")
+    _check_same(rows[:, :2], 0, "shared the step out to pods")
+    if most > slots:
+        rows = np.concatenate([rows, team.gather(row[4 + slots :].view(np.uint8)).view("<i4")], axis=1)
+    return rows[:, :4], rows[:, 4:]
+
+
+def _digest(*arrays: Ints) -> npt.NDArray[np.int32]:
+    """`[2]` int32 of integers below 2**31."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, "<i4"))
+    return np.frombuffer(digest.digest(), "<i4")
+
+
+def _check_same(heads: npt.NDArray[np.int32], first: int, what: str) -> None:
+    different = np.flatnonzero((heads != heads[0]).any(axis=1))
+    if len(different):
+        raise PlanMismatchError(
+            f"ranks {first} and {first + int(different[0])} {what} differently; versions or machines differ"
+        )

@@ -12,7 +12,8 @@ from ...core.errors import OversizeSampleError, PlanError
 from .config import MEDIA_BITS, PlanConfig
 from .table import Ints, SampleTable, as_ints
 
-#: Costs and tokens of a step add up to less than this, so int64 never overflows and float64 holds every sum exactly.
+#: Costs and tokens of a step add up to less than this, so int64 never overflows and float64 holds every sum exactly. A
+#: quotient of two such sums is rounded once, to the nearest float64, by IEEE 754: it is the same on every machine.
 LIMIT = 2**53
 #: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
 LARGE = 40_000

@@ -120,6 +120,11 @@ def stairs(weight, size, order, num_ranks, capacity, limit):
     return out[:number]
 
 
+def densities(weight, size):
+    """`[N]` float64 work per token: each is rounded once, so it is the same on every machine (`problem.LIMIT`)."""
+    return weight / size
+
+
 @_jit
 def knapsacks(weight, size, density, bits, rooms):
     """`[len(rooms)]` most work that each room can hold, fractions of a sample allowed, rounded up with one to spare.

@@ -1,5 +1,11 @@
 """Plans in two levels: what holds for every plan holds for them, and ranks that share the work get the same plan."""
 
+import ast
+import inspect
+import math
+import threading
+from fractions import Fraction
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,8 +15,10 @@ from test_properties import check, instances
 
 from benchmarks.workloads import WORKLOADS, image_text_phases
 from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
-from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_step, pods
+from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_step, pod_kernels, pods
+from evenpack.scheduler.plan import deal as deal_module
 from evenpack.scheduler.plan.deal import Pods, deal, part
+from evenpack.scheduler.plan.integers import portion
 from evenpack.scheduler.plan.problem import build_problem
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import MemoryHub
@@ -143,7 +151,7 @@ def test_a_plan_far_above_the_bound_is_given_up(monkeypatch):
     table, config = workload("sft", 6, pods=3)
     flat = plan_step(table, num_ranks=6, config=msgspec.structs.replace(config, pods=1))
     assert not same(plan_step(table, num_ranks=6, config=config), flat)
-    monkeypatch.setattr(pods, "FAR", -1.0)
+    monkeypatch.setattr(pods, "FAR", -1000)
     assert all(same(plan, flat) for plan in together(table, 6, config=config))
 
 
@@ -159,6 +167,112 @@ def test_ranks_of_one_pod_that_plan_differently_are_named(monkeypatch):
     monkeypatch.setattr(pods, "_plan_pod", wavering)
     with pytest.raises(PlanMismatchError, match="ranks 2 and 3 planned their part of the step differently"):
         together(table, 4, config=config)
+
+
+def test_ranks_that_share_a_step_out_differently_are_named(monkeypatch):
+    """Rank 2 gives its pod a sample less, so it would send rows of another length: every rank says who, and none waits."""
+    table, config = workload("sft", 4, pods=2, movement="free")
+    original, this = pods.deal, threading.local()
+
+    def wavering(problem, groups, count, bound):
+        share = original(problem, groups, count, bound)
+        if this.rank != 2:
+            return share
+        return msgspec.structs.replace(share, starts=share.starts + np.array([0, 40, 0]))
+
+    monkeypatch.setattr(pods, "deal", wavering)
+    hub = MemoryHub(4)
+
+    def plan(rank, _):
+        this.rank = rank
+        with pytest.raises(PlanMismatchError, match="ranks 0 and 2 shared the step out to pods differently"):
+            plan_step(table, num_ranks=4, config=config, team=Team(rank=rank, gather=hub.transport(rank).gather))
+
+    run_ranks(plan, 4, timeout=30)
+
+
+def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
+    """Two ranks of eight hold nine samples of ten, all light, and the others the work: samples stay where they are."""
+    home = np.repeat(np.arange(8), [90, 90, 4, 4, 4, 4, 4, 4])
+    cost = np.where(home < 2, 10, 225)
+    table = SampleTable.from_lengths(np.ones(len(home), np.int64), cost=cost, home=home)
+    config = PlanConfig(max_tokens=128, pods=4)
+    alone = plan_step(table, num_ranks=8, config=config)
+    assert alone.moved_bytes == 0
+    counts, hub = [], MemoryHub(8)
+
+    def plan(rank, _):
+        transport = hub.transport(rank)
+
+        def gather(row):
+            counts.append(rank)
+            return transport.gather(row)
+
+        return plan_step(table, num_ranks=8, config=config, team=Team(rank=rank, gather=gather))
+
+    assert all(same(alone, plan) for plan in run_ranks(plan, 8))
+    assert sorted(counts) == sorted([*range(8)] * 2)
+
+
+@pytest.mark.parametrize("module", [deal_module, pods, pod_kernels])
+def test_the_coarse_level_is_written_in_integers(module):
+    """No float, no quotient that is one, and none of numpy's functions that make them."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), ast.unparse(node)
+        assert not (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)), ast.unparse(node)
+        assert not (isinstance(node, ast.Attribute) and node.attr in {"float64", "linspace", "mean", "divide"}), node.attr
+
+
+@pytest.mark.parametrize(("sync", "movement"), MODES)
+@pytest.mark.parametrize("name", ["sft", "phases"])
+def test_a_share_holds_integers(name, sync, movement):
+    table, config = workload(name, 64, sync=sync, movement=movement)
+    problem = build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None)
+    share = deal(problem, Pods.of(problem.node, 4), 8, bounds.objective(problem))
+    for field in share.__struct_fields__:
+        value = getattr(share, field)
+        assert value is None or value.dtype == np.int64, field
+
+
+def dealt(order, weight, sizes):
+    """`pod_kernels.deal`, one sample after the other, in exact fractions of 512ths."""
+    load, out = [0] * len(sizes), {}
+    left = list(order)
+
+    def shares():
+        return [512 * total // size for total, size in zip(load, sizes, strict=True)]
+
+    def give(pod):
+        out[left[0]] = pod
+        load[pod] += weight[left.pop(0)]
+
+    while 4 * (len(order) - len(left)) < 3 * len(order):
+        ranked = sorted(range(len(sizes)), key=shares().__getitem__)
+        for turn in range(max(sizes)):
+            for pod in ranked:
+                if turn < sizes[pod] and left:
+                    give(pod)
+    while left:
+        give(min(range(len(sizes)), key=shares().__getitem__))
+    return [out[index] for index in range(len(order))]
+
+
+@pytest.mark.parametrize("most", [20, 2**44])
+def test_dealing_out_is_exact(most):
+    """Against a loop in Python's integers, also where 64 bits of a float would round: sums near the limit of 2**53."""
+    rng = np.random.default_rng(most % 97)
+    for _ in range(20):
+        sizes = rng.integers(1, 5, rng.integers(2, 6))
+        weight = np.sort(rng.integers(1, most, 4 * sizes.sum() + 3))[::-1].copy()
+        order = np.arange(len(weight))
+        out = np.empty(len(weight), np.int64)
+        pod_kernels.deal(order, weight, sizes, out)
+        assert out.tolist() == dealt(order.tolist(), weight.tolist(), sizes.tolist())
+
+
+@pytest.mark.parametrize(("value", "part"), [(100, 0.29), (2**53 - 1, 0.01), (2**80 + 1, 0.5), (7, 0), (7, 1)])
+def test_a_portion_is_exact(value, part):
+    assert portion(value, part) == math.floor(value * Fraction(part))
 
 
 def test_large_steps_are_planned_in_pods_unasked():
