@@ -7,6 +7,8 @@ Three questions:
 1. How near is the exchange of blocks to a bare `all_to_all_single` of the same bytes?
 2. How much faster is it than one collective per field, which is how Megatron-Core moves samples?
 3. What do planned moves cost, where only the samples that balance needs are moved?
+
+Ranks of one node share memory; what is left of it between nodes, the rows over the network say.
 """
 
 import argparse
@@ -136,8 +138,11 @@ def measure(rank: int, num_ranks: int, count: int, longest: int, rounds: int) ->
     everyone = [make_samples(r, count, longest) for r in range(num_ranks)]
     samples, table = everyone[rank], table_of(everyone)
     described = [Described(Block.of(sample), np.zeros(())) for sample in samples]
-    channel = open_channel(ProcessGroups.from_world(), SchedulerConfig(max_tokens=8, samples_per_step=1))
-    exchange = Exchanger(channel.steps)
+    channels = [
+        open_channel(ProcessGroups.from_world(), SchedulerConfig(max_tokens=8, samples_per_step=1, shared_memory=shared_memory))
+        for shared_memory in (True, False)
+    ]
+    exchange, over_network = (Exchanger(channel.steps) for channel in channels)
     full = shuffle_plan(table, num_ranks)
     minimal = plan_step(table, num_ranks=num_ranks, config=PlanConfig(max_tokens=32768))
     send, receive = moved_sizes(table, full, rank, num_ranks)
@@ -147,6 +152,7 @@ def measure(rank: int, num_ranks: int, count: int, longest: int, rounds: int) ->
         "blocks, full shuffle": lambda: exchange(table, full, described),
         "one collective per field": lambda: per_field(samples, table, full, rank, num_ranks),
         "blocks, minimal movement": lambda: exchange(table, minimal, described),
+        "blocks, full shuffle, network": lambda: over_network(table, full, described),
     }
     check_same(exchange(table, full, described), per_field(samples, table, full, rank, num_ranks), table, full, rank)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -155,13 +161,16 @@ def measure(rank: int, num_ranks: int, count: int, longest: int, rounds: int) ->
             spent = timed(call)
             if turn >= 2:
                 seconds[name].append(spent)
-    seconds |= measure_pictures(rank, num_ranks, count // 4, rounds, exchange)
+    seconds |= measure_pictures(rank, num_ranks, count // 4, rounds, exchange, over_network)
     seconds["moved bytes, full / minimal"] = [float(full.moved_bytes), float(minimal.moved_bytes)]
-    channel.close()
+    for channel in channels:
+        channel.close()
     return seconds
 
 
-def measure_pictures(rank: int, num_ranks: int, count: int, rounds: int, exchange: Exchanger) -> dict[str, list[float]]:
+def measure_pictures(
+    rank: int, num_ranks: int, count: int, rounds: int, exchange: Exchanger, over_network: Exchanger
+) -> dict[str, list[float]]:
     """Shuffle image-text samples as blocks and as bare bytes, in turn; return seconds per round."""
     samples = picture_samples(rank, count)
     sizes: list = [None] * num_ranks
@@ -173,11 +182,12 @@ def measure_pictures(rank: int, num_ranks: int, count: int, rounds: int, exchang
     described = [Described(Block.of(sample), np.zeros(())) for sample in samples]
     send, receive = moved_sizes(table, plan, rank, num_ranks)
     buffers = torch.ones(sum(send), dtype=torch.uint8), torch.empty(sum(receive), dtype=torch.uint8)
-    bare, blocks = [], []
+    bare, blocks, network = [], [], []
     for _ in range(rounds + 2):
         bare.append(timed(lambda: dist.all_to_all_single(buffers[1], buffers[0], receive, send)))
         blocks.append(timed(lambda: exchange(table, plan, described)))
-    return {"bare, pictures": bare[2:], "blocks, pictures": blocks[2:]}
+        network.append(timed(lambda: over_network(table, plan, described)))
+    return {"bare, pictures": bare[2:], "blocks, pictures": blocks[2:], "blocks, pictures, network": network[2:]}
 
 
 def moved_sizes(table: SampleTable, plan: StepPlan, rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
@@ -223,9 +233,13 @@ def main() -> None:
         rows = {
             "all_to_all": ("bandwidth, of bare all_to_all_single, pictures", "bare, pictures", "blocks, pictures"),
             "all_to_all, text": ("the same, text of 6 small fields", "bare all_to_all_single", "blocks, full shuffle"),
+            "all_to_all, network": ("the same, pictures, network alone", "bare, pictures", "blocks, pictures, network"),
             "per field": ("times faster than one collective per field", "one collective per field", "blocks, full shuffle"),
+            "per field, network": (
+                "the same, network alone", "one collective per field", "blocks, full shuffle, network",
+            ),
             "per field, minimal": ("the same, minimal movement", "one collective per field", "blocks, minimal movement"),
-        }
+        }  # fmt: skip
         for key, (text, slow, fast) in rows.items():
             median, low, high = ratios(seconds[slow], seconds[fast])
             target = TARGETS.get(key, {}).get(num_ranks)

@@ -21,7 +21,7 @@ from ...scheduler.exchange import Exchanger
 from ...scheduler.handshake import agree
 from ...scheduler.plan import PlanConfig
 from ...scheduler.plan.fixed import plan_fixed
-from ...scheduler.transports import Transport, gather_bytes
+from ...scheduler.transports import HostTransport, Transport, gather_bytes
 from . import local
 from .finding import Finding
 
@@ -77,7 +77,9 @@ def check_wire(channel: Channel) -> Finding:
         return Finding(name="wire", level="wrong", text=f"fields {broken} came back changed", fix=_WIRE_FIX)
     if transport.num_ranks == 1:
         return Finding(name="wire", text="a sample was written as a block and read as it was; there is nobody to send it to")
-    return Finding(name="wire", text="its sample went to the next rank as a block, and came back as it left")
+    near = len(channel.aside.near) if isinstance(channel.aside, HostTransport) else 0
+    way = f"; {near} other ranks of this node share memory with this one" if near else ""
+    return Finding(name="wire", text=f"its sample went to the next rank as a block, and came back as it left{way}")
 
 
 _WIRE_FIX = "the network, or memory, changes data: try --transport host, and look at the machine's hardware logs"
