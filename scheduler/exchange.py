@@ -53,8 +53,9 @@ class Exchanger:
             write_blocks(part, [held[row].block for row in rows.tolist()], rows.tolist(), digest)
         received = self._transport.exchange(parts, _sizes(incoming, table.nbytes))
         for rows, part in zip(incoming, received, strict=True):
-            samples = read_blocks(part, table.nbytes[rows].tolist(), rows.tolist(), digest)
-            kept.update(zip(rows.tolist(), samples, strict=True))
+            if len(rows):
+                samples = read_blocks(part, table.nbytes[rows].tolist(), rows.tolist(), digest)
+                kept.update(zip(rows.tolist(), samples, strict=True))
         return kept
 
 
