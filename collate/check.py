@@ -89,7 +89,7 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
     Raises:
         FieldShapeError: a negative id; the first is named.
     """
-    if int(input_ids.min()) < 0:
+    if int(input_ids.numpy().min() if input_ids.is_cpu else input_ids.min()) < 0:
         at = int(torch.argmax((input_ids < 0).to(torch.uint8)))
         raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
 
@@ -101,7 +101,7 @@ def item_grids(values: Mapping[str, Any], adapter: ModelAdapter) -> dict[str, np
         for field in adapter.fields.of_kind("media")
         if field.name in values and field.rows == "items" and not values[field.name].is_floating_point()
     }
-    return media_grids(small, adapter)
+    return media_grids(small, adapter) if small else {}
 
 
 def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fields: FieldSet, where: str) -> dict[str, int]:

@@ -13,6 +13,7 @@ from ..models.items import media_seconds
 from ..models.layout import sample_layout
 from .check import check_finite, check_ids, check_names, check_rank, check_token_lengths, item_counts, item_grids
 from .convert import convert
+from .plain import plain_sample
 from .targets import IGNORED
 from .trim import is_megatron, mask_span, megatron_names, megatron_span, refuse_padded, trim
 
@@ -53,6 +54,12 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
     """
     if not isinstance(raw, Mapping):
         raise FieldShapeError(f"{where}: a sample must be a mapping of named values, got {type(raw).__name__}")
+    plain = plain_sample(raw, adapter)
+    return _prepared(raw, adapter, where) if plain is None else plain
+
+
+def _prepared(raw: Mapping[str, Any], adapter: ModelAdapter, where: str) -> Sample:
+    """See `prepare_sample`: any sample, step by step."""
     given = {name: value for name, value in raw.items() if value is not None}
     shifted = is_megatron(given)
     mask = None if "attention_mask" in adapter.fields else given.pop("attention_mask", None)

@@ -38,8 +38,8 @@ def shift_targets(sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
 
 def target_views(sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
     """Return views of the labels and weights that positions 0, 1, ... learn: all L of a shifted sample, L - 1 otherwise."""
-    first = 0 if sample.shifted else 1
-    return sample.tensor("labels")[first:], sample.tensor("loss_weights")[first:]
+    targets, weights = sample.tensor("labels"), sample.tensor("loss_weights")
+    return (targets, weights) if sample.shifted else (targets[1:], weights[1:])
 
 
 def target_stats(sample: Sample) -> tuple[int, float]:

@@ -7,6 +7,7 @@ import torch
 
 from ..core import FieldSet, FieldShapeError, MissingFieldError
 from ..core.fields import Field
+from ..models.rope import counting
 from .convert import convert
 
 #: Keys of a Megatron-Core sample, beside the names they have here; None where the value is used up or recomputed.
@@ -18,7 +19,6 @@ MEGATRON_KEYS: dict[str, str | None] = {
     "original_seq_len": None,
     "padded_seq_len": None,
 }
-_counting = torch.arange(0, device="cpu")
 MASK = Field(name="attention_mask", kind="token", dtype="any")
 LENGTH = Field(name="original_seq_len", kind="sample", dtype="any")
 POSITIONS = Field(name="position_ids", kind="token", dtype="int64")
@@ -55,17 +55,9 @@ def megatron_span(raw: Mapping[str, Any], width: int, where: str) -> tuple[int, 
     if "position_ids" in raw:
         positions = convert(raw["position_ids"], POSITIONS, where)
         assert isinstance(positions, torch.Tensor)
-        if positions.shape != (width,) or not torch.equal(positions[:real].cpu(), counting(real)):
+        if positions.shape != (width,) or not (positions.cpu().numpy()[:real] == counting(real)).all():
             raise FieldShapeError(f"{where}: position_ids must count 0..{real - 1} in a row of {width}: they are recomputed")
     return 0, real
-
-
-def counting(length: int) -> torch.Tensor:
-    """Return 0, 1, ..., as a view of the longest that was asked for."""
-    global _counting
-    if len(_counting) < length:
-        _counting = torch.arange(2 * length, device="cpu")
-    return _counting[:length]
 
 
 def length_of(raw: Mapping[str, Any], name: str, where: str) -> int:

@@ -10,6 +10,7 @@ import torch
 #: Code of each modality in `mm_token_type_ids` and in `SampleLayout.runs`; 0 is text.
 TYPE_CODES: dict[str, int] = {"image": 1, "video": 2, "audio": 3}
 
+_NO_RUNS, _NO_SECONDS = np.zeros((0, 6), np.int64), np.zeros(0, np.float32)
 Value = torch.Tensor | str | int | float | None
 
 
@@ -35,7 +36,7 @@ class SampleLayout(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def text(cls, num_tokens: int) -> "SampleLayout":
         """Return the layout of a sample without media."""
-        return cls(num_tokens=num_tokens, runs=np.zeros((0, 6), np.int64), seconds=np.zeros(0, np.float32))
+        return cls(num_tokens=num_tokens, runs=_NO_RUNS, seconds=_NO_SECONDS)
 
     def type_ids(self) -> np.ndarray:
         """Return `mm_token_type_ids`, int64 [L]: 0 text, 1 image, 2 video, 3 audio."""

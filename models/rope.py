@@ -11,6 +11,7 @@ Only the temporal index differs between the rules: the frame ("grid"), the frame
 merged frame ("temporal_merge"); with "timestamp" every run has one frame.
 """
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -19,6 +20,8 @@ import numpy as np
 from ..core import TYPE_CODES, SampleLayout
 from .adapter import ModelAdapter
 from .omni import fill_segment, interleaved_segments
+
+_counting = np.arange(0)
 
 
 def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
@@ -48,8 +51,22 @@ def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapt
 
 def text_positions(cu_padded: np.ndarray) -> np.ndarray:
     """Return 1-D positions, int64 [T]: each segment counts from 0, padding included."""
-    cu = np.asarray(cu_padded, np.int64)
-    return np.arange(cu[-1]) - np.repeat(cu[:-1], np.diff(cu))
+    cu = np.asarray(cu_padded, np.int64).tolist()
+    positions = np.empty(cu[-1], np.int64)
+    for start, stop in itertools.pairwise(cu):
+        positions[start:stop] = counting(stop - start)
+    return positions
+
+
+def counting(length: int) -> np.ndarray:
+    """Return 0, 1, ..., int64, as a read-only view of the longest that was asked for."""
+    global _counting
+    found = _counting  # threads may take turns between here and the end
+    if len(found) < length:
+        found = np.arange(2 * length)
+        found.setflags(write=False)
+        _counting = found
+    return found[:length]
 
 
 def pack_runs(layouts: Sequence[SampleLayout], cu_padded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

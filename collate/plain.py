@@ -1,0 +1,74 @@
+"""The samples that most training runs consist of, prepared at once: plain tensors of text under Megatron-Core's keys."""
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from ..core import Field, Sample, SampleLayout
+from ..models.adapter import TEXT_FIELDS, ModelAdapter
+from ..models.rope import counting
+
+_KEYS = frozenset(("tokens", "labels", "loss_mask", "position_ids", "original_seq_len", "padded_seq_len"))
+
+
+def plain_sample(raw: Mapping[str, Any], adapter: ModelAdapter) -> Sample | None:
+    """Return what `prepare_sample` returns, where a sample is as plain as can be; None where it is not.
+
+    None says nothing about a sample: it may be right in another form, or wrong, which is for `prepare_sample` to name. The
+    tens of small steps that every form of every family needs take several times as long as to look at the tokens.
+    """
+    if type(raw) is not dict or not raw.keys() <= _KEYS or adapter.media_tokens or not _is_enough(adapter.fields.fields):
+        return None
+    ids, labels, weights = raw.get("tokens"), raw.get("labels"), raw.get("loss_mask")
+    if not (_is_plain(ids, torch.int64) and _is_plain(labels, torch.int64) and _is_plain(weights, torch.float32)):
+        return None
+    width = ids.shape[0]
+    length = _length(raw.get("original_seq_len"))
+    if not 0 < length <= width or labels.shape[0] != width or weights.shape[0] != width:
+        return None
+    if "padded_seq_len" in raw and _length(raw["padded_seq_len"]) != width:
+        return None
+    if "position_ids" in raw and not _counts(raw["position_ids"], width, length):
+        return None
+    if length < width:
+        ids, labels, weights = ids[:length], labels[:length], weights[:length]
+    if ids.numpy().min() < 0 or not np.isfinite(weights.numpy()).all():
+        return None
+    values = {"input_ids": ids, "labels": labels, "loss_weights": weights}
+    return Sample(values=values, layout=SampleLayout.text(length), shifted=True)
+
+
+def _is_enough(fields: tuple[Field, ...]) -> bool:
+    """Whether ids, labels and weights are all that a sample must have, in the order in which it has them."""
+    return fields[:3] == TEXT_FIELDS[:3] and not any(field.required or field.default is not None for field in fields[3:])
+
+
+def _is_plain(value: Any, dtype: torch.dtype) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor of one axis and a dtype, in one piece of host memory, that nobody differentiates."""
+    return (
+        type(value) is torch.Tensor
+        and value.dtype is dtype
+        and value.ndim == 1
+        and value.is_cpu
+        and value.layout is torch.strided
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_neg()
+    )
+
+
+def _length(value: Any) -> int:
+    """Return a length that is an integer, or a tensor of one; -1 for anything else."""
+    if type(value) is int:
+        return value
+    plain = type(value) is torch.Tensor and value.dtype in (torch.int32, torch.int64) and value.numel() == 1
+    return int(value.item()) if plain and value.layout is torch.strided else -1
+
+
+def _counts(positions: Any, width: int, length: int) -> bool:
+    """Whether positions of a row count up from 0 in its real part."""
+    if not _is_plain(positions, torch.int64) or positions.shape[0] != width:
+        return False
+    return bool((positions.numpy()[:length] == counting(length)).all())

@@ -1,0 +1,58 @@
+"""What a row says about its sample, field by field."""
+
+import pytest
+import torch
+
+from evenpack.collate import prepare_sample
+from evenpack.collate.targets import target_stats
+from evenpack.models import adapter_for
+from evenpack.scheduler import SchedulerConfig
+from evenpack.scheduler.describe import Describer
+from evenpack.scheduler.scheduler import default_cost
+
+START, END, IMAGE = 151652, 151653, 151655
+IMAGES = {
+    "input_ids": [5, START, *[IMAGE] * 4, END, 6, START, *[IMAGE] * 4, END],
+    "image_grid_thw": [[1, 4, 4], [1, 4, 4]],
+    "pixel_values": torch.zeros(32, 1176),
+    "loss_weights": [0.5] * 14,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "raw", "media"),
+    [
+        ("text", {"input_ids": [1, 2, 3]}, 0),
+        ("text", {"input_ids": [1, 2, 3], "labels": [1, -100, 3], "loss_weights": [0.25, 0.5, 2.0]}, 0),
+        ("qwen2_vl", {"input_ids": [1, 2, 3]}, 0),
+        ("qwen2_vl", IMAGES, 1),
+    ],
+)
+def test_every_field_of_a_row(family, raw, media):
+    adapter = adapter_for(family)
+    cost, sample = default_cost(adapter), prepare_sample(raw, adapter=adapter)
+    config = SchedulerConfig(max_tokens=64, samples_per_step=1)
+    found = Describer(adapter=adapter, cost=cost, config=config, cp_size=1, rank=0)(raw, 0)
+    loss_tokens, weight = target_stats(sample)
+    assert {name: found.row[name].tolist() for name in found.row.dtype.names} == {
+        "tokens": len(raw["input_ids"]),
+        "loss_tokens": loss_tokens,
+        "media": media,
+        "weight": weight,
+        "nbytes": found.block.nbytes,
+        "cost": list(cost.sample_cost(sample.num_tokens, sample.grids("image"))),
+    }
+
+
+class Huge:
+    phases = ("decoder",)
+
+    def sample_cost(self, tokens, grids):
+        return (2**70,)
+
+
+def test_a_cost_beyond_64_bits_is_no_other_number():
+    config = SchedulerConfig(max_tokens=64, samples_per_step=1)
+    describer = Describer(adapter=adapter_for("text"), cost=Huge(), config=config, cp_size=1, rank=0)
+    with pytest.raises(OverflowError):
+        describer({"input_ids": [1]}, 0)
