@@ -165,7 +165,7 @@ def _digest(*arrays: Ints) -> npt.NDArray[np.int32]:
     """`[2]` int32 of integers below 2**31."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
-        digest.update(np.ascontiguousarray(array, "<i4"))
+        digest.update(np.ascontiguousarray(array, "<i4").data)
     return np.frombuffer(digest.digest(), "<i4")
 
 

@@ -2,8 +2,10 @@
 """Compiled passes over all samples that bounds, checks and sums need: each is one loop, and none calls another."""
 
 import numpy as np
+import numpy.typing as npt
 
 from .kernels import _jit
+from .table import Ints
 
 
 @_jit
@@ -120,9 +122,10 @@ def stairs(weight, size, order, num_ranks, capacity, limit):
     return out[:number]
 
 
-def densities(weight, size):
-    """`[N]` float64 work per token: each is rounded once, so it is the same on every machine (`problem.LIMIT`)."""
-    return weight / size
+def densities(weight: Ints, size: Ints) -> npt.NDArray[np.float64]:
+    """`[N]` work per token: each is rounded once, so it is the same on every machine (`problem.LIMIT`)."""
+    found: npt.NDArray[np.float64] = weight / size
+    return found
 
 
 @_jit
