@@ -51,17 +51,17 @@ def return_home(
     # Also what stays goes through a block, so that a caller may change its tensors afterwards.
     outgoing = rows_by_rank(plan.rank == rank, table.home, transport.num_ranks)
     incoming = rows_by_rank((table.home == rank) & (plan.rank >= 0), plan.rank, transport.num_ranks)
-    sizes = [np.array([blocks[row].nbytes for row in rows.tolist()], np.int64) for rows in outgoing]
-    told = transport.exchange([torch.from_numpy(each.view(np.uint8)) for each in sizes], [8 * len(rows) for rows in incoming])
+    sizes = [np.array([blocks[row].nbytes for row in group.tolist()], np.int64) for group in outgoing]
+    told = transport.exchange([torch.from_numpy(each.view(np.uint8)) for each in sizes], [8 * len(group) for group in incoming])
     received_sizes = [each.numpy().view(np.int64).tolist() for each in told]
     parts = transport.room([int(each.sum()) for each in sizes])
-    for rows, part in zip(outgoing, parts, strict=True):
-        write_blocks(part, [blocks[row] for row in rows.tolist()], rows.tolist(), digest)
+    for group, part in zip(outgoing, parts, strict=True):
+        write_blocks(part, [blocks[row] for row in group.tolist()], group.tolist(), digest)
     found: dict[int, torch.Tensor] = {}
     received = transport.exchange(parts, [sum(each) for each in received_sizes])
-    for rows, part, sizes_of in zip(incoming, received, received_sizes, strict=True):
-        samples = read_blocks(part, sizes_of, rows.tolist(), digest)
-        found.update(zip(rows.tolist(), (sample.tensor("value") for sample in samples), strict=True))
+    for group, part, sizes_of in zip(incoming, received, received_sizes, strict=True):
+        samples = read_blocks(part, sizes_of, group.tolist(), digest)
+        found.update(zip(group.tolist(), (sample.tensor("value") for sample in samples), strict=True))
     return [found.get(row) for row in np.flatnonzero(table.home == rank).tolist()]
 
 
