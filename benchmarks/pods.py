@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.workloads import WORKLOADS, Workload, image_text_phases
 from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_step, pods, step, warm_up
+from evenpack.scheduler.plan.build import build_problem
 from evenpack.scheduler.plan.describe import describe
-from evenpack.scheduler.plan.problem import build_problem
 
 #: A step of this many seconds, and the share of it that planning may take.
 STEP_SECONDS, SHARE = 20.0, 0.02

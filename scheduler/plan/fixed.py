@@ -5,10 +5,10 @@ import numpy as np
 from ...core.errors import InfeasiblePlanError
 from . import bounds, media
 from .bins import Bins
+from .build import build_problem
 from .config import PlanConfig
 from .describe import describe
 from .finish import assign, pack_sums
-from .problem import build_problem
 from .result import StepPlan
 from .table import Ints, SampleTable
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from .bins import Bins
 from .homeward_kernels import return_home
-from .problem import Problem, scaled
+from .integers import scaled
+from .problem import Problem
 from .table import Ints
 
 #: Times that all samples away from home are looked at.

@@ -10,8 +10,8 @@ from . import bounds, kernels
 from .bins import Bins
 from .free import TRIES, fill_costly, fit, free_microbatch, usual_rate
 from .homeward import bring_home, moved, packs_to_homes
-from .integers import portion
-from .problem import Problem, scaled
+from .integers import portion, scaled
+from .problem import Problem
 from .refine import PATIENCE, ROUNDS, column_goals, even_columns, even_packs_of_ranks, even_ranks, exchange
 from .table import Ints
 

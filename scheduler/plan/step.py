@@ -6,10 +6,10 @@ from typing import Any, get_args
 import numpy as np
 
 from . import bounds
+from .build import build_problem
 from .config import Movement, PlanConfig, Sync
 from .describe import describe
 from .pods import Team, is_near, num_pods, solve_in_pods
-from .problem import build_problem
 from .result import StepPlan
 from .solve import solve
 from .table import SampleTable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["table", "step", "finish", "bounds", "fixed", "problem", "deal"]
+MODULES = ["table", "step", "finish", "bounds", "fixed", "integers", "deal"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -6,9 +6,9 @@ import pytest
 
 from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
 from evenpack.scheduler.plan.bins import Bins
+from evenpack.scheduler.plan.build import build_problem
 from evenpack.scheduler.plan.homeward import bring_home, packs_to_homes
 from evenpack.scheduler.plan.homeward_kernels import return_home
-from evenpack.scheduler.plan.problem import build_problem
 
 
 def instance(seed, ranks=3, count=2, phases=1):

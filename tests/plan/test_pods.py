@@ -17,9 +17,9 @@ from benchmarks.workloads import WORKLOADS, image_text_phases
 from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
 from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_step, pod_kernels, pods
 from evenpack.scheduler.plan import deal as deal_module
+from evenpack.scheduler.plan.build import build_problem
 from evenpack.scheduler.plan.deal import Pods, deal, part
 from evenpack.scheduler.plan.integers import portion
-from evenpack.scheduler.plan.problem import build_problem
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import MemoryHub
 
