@@ -283,9 +283,10 @@ TOKEN_ATTRIBUTES = (
 
 def check_pack(batch: PackedBatch) -> None:
     """Check what every pack promises, once, after it is built: a misaligned field does not raise later, it trains wrongly."""
-    total = batch.bounds.total
-    sizes = {name: tensor.shape[axis] for name, (tensor, axis) in batch.token_tensors().items()}
-    assert all(size == total for size in sizes.values()), (total, sizes)
+    total, rows = batch.bounds.total, [getattr(batch, name) for name in TOKEN_ATTRIBUTES]
+    further = {batch.token_fields[name].shape[batch.adapter.fields[name].axis + 1] for name in batch.token_fields}
+    sizes = {*(row.shape[-1] for row in rows), *further}
+    assert sizes == {total}, (total, {name: tensor.shape for name, (tensor, _) in batch.token_tensors().items()})
     assert batch.cu_seqlens_q.shape == batch.cu_seqlens_q_padded.shape
     assert len(batch.sample_ids) == batch.num_segments
     assert all(len(values) == batch.num_segments for values in batch.sample_fields.values())

@@ -1,5 +1,6 @@
 """Where the segments of a pack begin and end, on the host: real and padded, with the tail as a segment of its own."""
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -41,8 +42,8 @@ class Boundaries:
             raise ValueError(f"pack_align must be a multiple of align, both at least 1, got {pack_align} and {align}")
         pack_align = max(align, pack_align)
         self.num_samples = len(lengths)
-        real = np.asarray(lengths, np.int64)
-        padded = -(-real // align) * align
+        real = np.array(lengths, np.int64)
+        padded = real if align == 1 else -(-real // align) * align
         used = int(padded.sum())
         total = -(-used // pack_align) * pack_align if pad_to is None else pad_to
         if total % pack_align:
@@ -52,9 +53,9 @@ class Boundaries:
                 f"{len(lengths)} samples of {int(real.sum())} tokens need {used} slots (align={align}), "
                 f"more than pad_to={total}; the longest has {int(real.max())}"
             )
-        tail = [total - used] if total > used else []
-        self.lengths = np.append(real, [0] * len(tail)).astype(np.int64)
-        self.padded = np.append(padded, tail).astype(np.int64)
+        has_tail = total > used
+        self.lengths = np.append(real, 0) if has_tail else real
+        self.padded = np.append(padded, total - used) if has_tail else padded
 
     @property
     def num_segments(self) -> int:
@@ -69,27 +70,38 @@ class Boundaries:
     @property
     def has_padding(self) -> bool:
         """Whether any slot is padding."""
-        return bool(np.any(self.lengths != self.padded))
+        return self.lengths is not self.padded and bool(np.any(self.lengths != self.padded))
 
     @cached_property
     def cu_real(self) -> np.ndarray:
         """Cumulative real lengths, int64 [S + 1]."""
-        return np.concatenate(([0], np.cumsum(self.lengths)))
+        return _cumulative(self.lengths)
 
     @cached_property
     def cu_padded(self) -> np.ndarray:
         """Cumulative padded lengths, int64 [S + 1]: where each segment begins in the row."""
-        return np.concatenate(([0], np.cumsum(self.padded)))
+        return self.cu_real if self.lengths is self.padded else _cumulative(self.padded)
 
     @cached_property
     def segment_ids(self) -> np.ndarray:
         """Segment of each slot, int32 [T]; padding belongs to its segment, the tail is a segment."""
-        return np.repeat(np.arange(self.num_segments, dtype=np.int32), self.padded)
+        ids = np.empty(self.total, np.int32)
+        for segment, (start, stop) in enumerate(itertools.pairwise(self.cu_padded.tolist())):
+            ids[start:stop] = segment
+        return ids
 
     @cached_property
     def padding_mask(self) -> np.ndarray:
         """True at padding, bool [T]."""
         mask = np.zeros(self.total, np.bool_)
+        if not self.has_padding:
+            return mask
         for start, real, stop in zip(self.cu_padded.tolist(), self.lengths.tolist(), self.cu_padded[1:].tolist(), strict=False):
             mask[start + real : stop] = True
         return mask
+
+
+def _cumulative(sizes: np.ndarray) -> np.ndarray:
+    found = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=found[1:])
+    return found

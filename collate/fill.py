@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..core import Field, FieldShapeError, Sample
@@ -31,9 +32,11 @@ def lay_out(pieces: Sequence[torch.Tensor], axis: int, pad: float, bounds: Bound
         bounds: the pack's boundaries.
         pin: whether to use pinned host memory.
     """
-    gaps = [int(slots) - piece.shape[axis] for slots, piece in zip(bounds.padded, pieces, strict=False)]
-    gaps += bounds.padded[len(pieces) :].tolist()
+    slots = bounds.padded.tolist()
+    gaps = [size - piece.shape[axis] for size, piece in zip(slots, pieces, strict=False)] + slots[len(pieces) :]
     assert min(gaps) >= 0, "a piece is longer than its segment"
+    if not any(gaps):
+        return concatenate(pieces, axis, pin)
     shape = list(pieces[0].shape)
     shape[axis] = max(gaps)
     padding = pieces[0].new_full(shape, pad)  # contiguous: torch.cat is slow as soon as one piece is not
@@ -63,7 +66,16 @@ def pack_targets(
     if scales is not None:
         for scale, start, stop in zip(scales, bounds.cu_padded.tolist(), bounds.cu_padded[1:].tolist(), strict=False):
             weights[start:stop] *= scale
-    return labels, weights.masked_fill_(labels == IGNORED, 0.0)
+    if not (labels.is_cpu and weights.is_cpu):
+        return labels, weights.masked_fill_(labels == IGNORED, 0.0)
+    # Arrays of this size are worked through several times as fast as tensors.
+    np.putmask(weights.numpy(), labels.numpy() == IGNORED, 0.0)
+    return labels, weights
+
+
+def num_targets(weights: torch.Tensor) -> int:
+    """Return how many weights are not 0."""
+    return int(np.count_nonzero(weights.numpy() != 0) if weights.is_cpu else torch.count_nonzero(weights))
 
 
 def pack_tokens(

@@ -11,7 +11,7 @@ from ..models.adapter import ModelAdapter
 from ..models.rope import pack_positions, pack_runs
 from .batch import PackedBatch, check_pack
 from .boundaries import Boundaries
-from .fill import concatenate, lay_out, pack_media, pack_targets, pack_tokens, pack_values
+from .fill import concatenate, lay_out, num_targets, pack_media, pack_targets, pack_tokens, pack_values
 from .prepare import TYPES, prepare_sample
 
 #: Token fields that have an attribute of their own.
@@ -74,13 +74,13 @@ def pack_samples(
     batch = PackedBatch(
         adapter=adapter,
         bounds=bounds,
-        labels=labels[None],
-        loss_mask=weights[None],
+        labels=labels.unsqueeze(0),
+        loss_mask=weights.unsqueeze(0),
         cu_seqlens_q=real,
         cu_seqlens_q_padded=padded,
         max_seqlen_q=reported_length(bounds, max_seqlen),
         sample_ids=names + [None] * (bounds.num_segments - num_samples),
-        loss_tokens=int(torch.count_nonzero(weights)),
+        loss_tokens=num_targets(weights),
         num_samples=num_samples,
         num_spelled=sum(sample.layout.num_spelled for sample in ready),
         **row_tensors(ready, bounds, adapter, pin_memory),
@@ -129,15 +129,14 @@ def row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAda
     layouts = [sample.layout for sample in samples]
     ids = lay_out([sample.tensor("input_ids") for sample in samples], 0, adapter.pad_token_id, bounds, pin)
     positions = on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
-    types = type_ids(layouts, bounds)
-    has_media = any(len(layout.runs) for layout in layouts)  # without any, a page that nobody writes to costs nothing
-    segment_ids = on_host(bounds.segment_ids, pin)[None]
+    types, anchors = type_ids(layouts, bounds)
+    segment_ids = on_host(bounds.segment_ids[None], pin)
     return {
-        "input_ids": ids[None],
+        "input_ids": ids.unsqueeze(0),
         "position_ids": positions if adapter.rope == "1d" else positions[:, None],
-        "padding_mask": on_host(bounds.padding_mask, pin)[None],
-        "mm_token_type_ids": on_host(types, pin)[None],
-        "media_token_validity_mask": on_host(types != 0 if has_media else np.zeros(len(types), np.bool_), pin)[None],
+        "padding_mask": on_host(bounds.padding_mask[None], pin),
+        "mm_token_type_ids": on_host(types[None], pin),
+        "media_token_validity_mask": on_host(anchors[None], pin),
         "segment_ids": segment_ids,
         "seq_idx": segment_ids,
     }
@@ -157,13 +156,14 @@ def further_fields(
     }
 
 
-def type_ids(layouts: Sequence[SampleLayout], bounds: Boundaries) -> np.ndarray:
-    """Return `mm_token_type_ids` of a pack, int64 [T]: 0 at text and padding."""
-    types = np.zeros(bounds.total, np.int64)
-    runs, _ = pack_runs(layouts, bounds.cu_padded)
-    for start, length, code in runs[:, :3].tolist():
-        types[start : start + length] = code
-    return types
+def type_ids(layouts: Sequence[SampleLayout], bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
+    """Return `mm_token_type_ids` of a pack, int64 [T], 0 at text and padding, and where they are not 0, bool [T]."""
+    types, anchors = np.zeros(bounds.total, np.int64), np.zeros(bounds.total, np.bool_)
+    if any(len(layout.runs) for layout in layouts):
+        runs, _ = pack_runs(layouts, bounds.cu_padded)
+        for start, length, code in runs[:, :3].tolist():
+            types[start : start + length], anchors[start : start + length] = code, True
+    return types, anchors
 
 
 def on_host(array: np.ndarray, pin: bool) -> torch.Tensor:
