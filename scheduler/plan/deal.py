@@ -10,9 +10,9 @@ import numpy.typing as npt
 from . import kernels, pod_kernels, tally
 from .free import free_microbatch
 from .integers import portion, scaled
-from .minimal import loosened
 from .problem import LIMIT, Problem
 from .table import Ints
+from .tolerance import loosened
 
 Bools = npt.NDArray[np.bool_]
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from . import bounds, kernels, media, tally
 from .finish import Assignment, evaluate
-from .minimal import loosened
 from .problem import Problem
 from .result import StepPlan
 from .table import Ints, SampleTable, as_ints
+from .tolerance import loosened
 
 
 def _code_version() -> str:

@@ -15,10 +15,10 @@ from ...core.errors import PlanMismatchError
 from .bins import Bins
 from .deal import Pods, Share, deal, part
 from .finish import Assignment, finish
-from .minimal import loosened
 from .problem import Problem
 from .solve import attempt, search
 from .table import Ints
+from .tolerance import loosened
 
 #: A pod has at least so many ranks and samples where the planner chooses.
 RANKS, SAMPLES = 256, 16_384

@@ -11,8 +11,10 @@ from . import bounds
 from .bins import Bins
 from .finish import Assignment, finish
 from .free import NEAR, fit, free_microbatch, free_step
-from .minimal import almost, homeward_microbatch, loosened, minimal_microbatch, minimal_step
+from .minimal_microbatch import homeward_microbatch, minimal_microbatch
+from .minimal_step import minimal_step
 from .problem import Problem
+from .tolerance import almost, loosened
 
 #: The same for large steps, where another number costs more time than it saves.
 NEAR_WHEN_LARGE = 0.01

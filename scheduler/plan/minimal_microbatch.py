@@ -1,19 +1,20 @@
-"""Plans in which a sample leaves home only if balance within the tolerance needs it."""
+"""Plans in which a sample leaves home only if balance within the tolerance needs it, where ranks wait in every micro-batch."""
 
-import heapq
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from . import bounds, kernels
+from .balance import Bools, balance
 from .bins import Bins
-from .free import TRIES, fill_costly, fit, free_microbatch, usual_rate
+from .free import fill_costly, free_microbatch
 from .homeward import bring_home, moved, packs_to_homes
-from .integers import portion, scaled
+from .integers import scaled
+from .minimal_step import place_anywhere, price
 from .problem import Problem
-from .refine import PATIENCE, ROUNDS, column_goals, even_columns, even_packs_of_ranks, even_ranks, exchange
+from .refine import PATIENCE, ROUNDS, column_goals, even_columns, exchange
 from .table import Ints
+from .tolerance import almost, loosened
 
 #: A plan that moves at most so many times the bytes that it must is not worth another try.
 FEW_BYTES = 2.5
@@ -23,167 +24,8 @@ EVEN_PASSES = 3
 CHOICES = 16
 #: Times that the packs of a rank are ordered and evened out, then those of an index.
 RANK_PASSES, INDEX_PASSES = 16, 6
-
 #: Passes go on while each takes at least this part of what is left to gain.
 WORTHWHILE = 50
-#: A sample is heavy if fewer than so many of its weight fill a rank.
-HEAVY = 4
-#: Times that ranks which no other can relieve give by force, and how many of them each time.
-FORCED, FORCED_RANKS = 4, 64
-
-Bools = npt.NDArray[np.bool_]
-
-
-def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
-    """Ranks above the tolerance give samples away; everything else stays."""
-    limit = loosened(problem, bound)
-    rank_of = _balanced(problem, limit, count)
-    bins = _pack_at_home(problem, rank_of, count, reserve, limit)
-    if bins is None:
-        return None
-    even_ranks(problem, bins, limit, goal=0, price=_price(problem, bins))
-    if problem.config.pipeline_stages > 1:
-        even_packs_of_ranks(problem, bins)
-    return bins
-
-
-def _balanced(problem: Problem, limit: int, count: int) -> Ints:
-    """`[N]` rank of each sample, so that sums stay within the limit where that was found."""
-    found = []
-    for part in (False, True):
-        rank_of = problem.home.copy()
-        if part and not _part_heavy(problem, rank_of, limit):
-            break
-        _balance_by_force(problem, rank_of, limit, count)
-        found.append((int(np.bincount(rank_of, problem.weight, minlength=1).max()), rank_of))
-        if found[-1][0] <= limit:
-            break
-    return min(found, key=lambda each: each[0])[1]
-
-
-def loosened(problem: Problem, bound: int) -> int:
-    """The bound with the tolerance on top."""
-    return bound + portion(bound, problem.config.tolerance)
-
-
-def almost(problem: Problem, limit: int) -> int:
-    """The limit with a tenth of the tolerance on top: what is nearer is not worth more bytes."""
-    return limit + portion(limit, problem.config.tolerance) // 10
-
-
-def _balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bools, some: Ints | None = None) -> int:
-    """Bring the sums of `some` samples (all) to at most `limit` on every rank; returns how many ranks stay above."""
-    ranks = problem.num_ranks
-    some = np.arange(len(rank_of)) if some is None else some
-    home = rank_of[some]
-    order, starts = kernels.group(home, ranks)
-    # A sample that left home already is another rank's to send: with fixed peers it stays.
-    movable = movable if problem.allowed is None else movable & (rank_of == problem.home)
-    return int(
-        kernels.balance(
-            starts,
-            some[order],
-            problem.weight,
-            problem.size,
-            problem.nbytes,
-            movable,
-            np.bincount(home, problem.weight[some], minlength=ranks).astype(np.int64),
-            np.bincount(home, problem.size[some], minlength=ranks).astype(np.int64),
-            limit,
-            count * problem.capacity,
-            usual_rate(problem, problem.weight),
-            problem.node,
-            problem.allowed_or_any,
-            rank_of,
-        )
-    )
-
-
-def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
-    """Where a rank has more heavy samples than fit under the limit, send all but the heaviest where the fewest are.
-
-    A rank with a surplus asks for one with as much of a deficit; for heavy samples there may be none, while every rank still
-    has all its light ones. False where no rank has too many.
-    """
-    heavy = np.flatnonzero(problem.weight > limit // HEAVY)
-    load = np.bincount(rank_of[heavy], problem.weight[heavy], minlength=problem.num_ranks).astype(np.int64)
-    if problem.allowed is not None or not (load > limit).any():
-        return False
-    load[:] = 0
-    parted: list[int] = []
-    for index in heavy[np.argsort(-problem.weight[heavy], kind="stable")].tolist():
-        home, weight = rank_of[index], problem.weight[index]
-        if load[home] == 0 or load[home] + weight <= limit:
-            load[home] += weight
-        else:
-            parted.append(index)
-    takers = [(int(total), rank) for rank, total in enumerate(load)]
-    heapq.heapify(takers)
-    for index in parted:
-        total, rank = takers[0]
-        rank_of[index] = rank
-        heapq.heapreplace(takers, (total + int(problem.weight[index]), rank))
-    return True
-
-
-def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -> None:
-    """`_balance`; a rank that no other can relieve gives a heavy sample to one with little, which then gives in turn."""
-    movable = np.ones(len(rank_of), np.bool_)
-    for _ in range(FORCED):
-        if not _balance(problem, rank_of, limit, count, movable) or problem.allowed is not None:
-            return
-        load = np.bincount(rank_of, problem.weight, minlength=problem.num_ranks).astype(np.int64)
-        takers = np.argsort(load, kind="stable")
-        for rank, taker in zip(takers[::-1][:FORCED_RANKS], takers, strict=False):
-            surplus = load[rank] - limit
-            if surplus <= 0 or load[taker] > limit:
-                break
-            items = np.flatnonzero((rank_of == rank) & movable & (problem.weight >= surplus) & (problem.weight <= limit))
-            if len(items):
-                index = items[np.argmin(problem.nbytes[items])]
-                rank_of[index], movable[index] = taker, False
-
-
-def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, limit: int) -> Bins | None:
-    """Pack each rank's samples into its own packs; those that find no room go to the ranks with the least load."""
-    ranks = problem.num_ranks
-    order = problem.by_size
-    phase = np.zeros(len(order), np.int64)
-    weight = problem.weight[:, None]
-    best, fewest = None, len(order) + 1
-    for tight in (False, True):
-        bins = Bins.empty(problem, count, reserve)
-        deficit = np.zeros((ranks * count, 1), np.int64)
-        left = kernels.fill_home(
-            order, phase, rank_of, weight, problem.size, deficit, bins.room, bins.places, bins.bin_of,
-            0, count, count, False, tight,
-        )  # fmt: skip
-        if left < fewest:
-            best, fewest = bins, left
-        if left == 0:
-            break
-    assert best is not None
-    if fewest:
-        deficit = limit // count - best.loads(problem).sum(axis=1, keepdims=True)
-        if _place_anywhere(problem, best, order[best.bin_of[order] < 0], deficit, weight, 0):
-            return None
-    return best
-
-
-def _place_anywhere(problem: Problem, bins: Bins, rest: Ints, deficit: Ints, cost: Ints, first: int) -> int:
-    """Give samples that found no pack at home to packs furthest below their targets; returns how many are left."""
-    if problem.allowed is not None:
-        return int(
-            kernels.fill_allowed(
-                rest, np.zeros(len(problem.size), np.int64), problem.home, problem.allowed, cost, problem.size, deficit,
-                bins.room, bins.places, bins.bin_of, first, bins.count, bins.count,
-            )
-        )  # fmt: skip
-    kernels.fill_deepest(
-        rest, problem.weight, cost, problem.size, deficit.sum(axis=1), deficit, bins.room, bins.places, bins.bin_of,
-        first, bins.count, bins.count, usual_rate(problem, problem.weight), False, TRIES,
-    )  # fmt: skip
-    return fit(problem, bins, rest)
 
 
 def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Bins | None:
@@ -260,7 +102,7 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
     heavy = problem.weight * 2 > mean // max(count - first, 1)
     _spread_heavy(problem, bins, goal, rank_of, heavy, first, allowed)
     for movable in (~heavy, np.ones(len(heavy), np.bool_)):
-        if not _balance(problem, rank_of, (3 * mean + allowed) // 4, count - first, movable, rest):
+        if not balance(problem, rank_of, (3 * mean + allowed) // 4, count - first, movable, rest):
             break
     if not _fill_rest(problem, bins, goal, rank_of, first):
         return None
@@ -331,7 +173,7 @@ def _spread_heavy(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, heavy
         trial.bin_of, first, count, count, True, False,
     ):  # fmt: skip
         rest = order[trial.bin_of[order] < 0]
-        _place_anywhere(problem, trial, rest, deficit, problem.cost, first)
+        place_anywhere(problem, trial, rest, deficit, problem.cost, first)
         placed = rest[trial.bin_of[rest] >= 0]
         rank_of[placed] = trial.bin_of[placed] // count
 
@@ -351,7 +193,7 @@ def _fill_rest(problem: Problem, bins: Bins, goal: Ints, rank_of: Ints, first: i
     )  # fmt: skip
     if not left:
         return True
-    return _place_anywhere(problem, bins, order[bins.bin_of[order] < 0], deficit, problem.cost, 0) == 0
+    return place_anywhere(problem, bins, order[bins.bin_of[order] < 0], deficit, problem.cost, 0) == 0
 
 
 def _order_at_home(problem: Problem, bins: Bins) -> None:
@@ -388,14 +230,9 @@ def _lower(problem: Problem, bins: Bins, limit: int, between: str) -> bool:
         bins_per_unit=1,
         excess=load - np.tile(goals, (ranks, 1)),
         cost=problem.cost,
-        price=None if between == "rank" else _price(problem, bins),
+        price=None if between == "rank" else price(problem, bins),
         rounds=2 * ROUNDS,
         patience=count if between == "rank" else PATIENCE,
         choices=1 if between == "rank" or problem.num_phases > 1 else CHOICES,
     )
     return True
-
-
-def _price(problem: Problem, bins: Bins) -> Ints:
-    """`[N]` bytes that a sample adds when it moves: none where it is away from home already."""
-    return np.where(bins.bin_of // bins.count == problem.home, problem.nbytes, 0)

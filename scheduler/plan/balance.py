@@ -1,0 +1,105 @@
+"""Which samples leave the ranks that have too much, for the fewest bytes."""
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from . import kernels
+from .free import usual_rate
+from .problem import Problem
+from .table import Ints
+
+#: A sample is heavy if fewer than so many of its weight fill a rank.
+HEAVY = 4
+#: Times that ranks which no other can relieve give by force, and how many of them each time.
+FORCED, FORCED_RANKS = 4, 64
+
+Bools = npt.NDArray[np.bool_]
+
+
+def balanced(problem: Problem, limit: int, count: int) -> Ints:
+    """`[N]` rank of each sample, so that sums stay within the limit where that was found."""
+    found = []
+    for part in (False, True):
+        rank_of = problem.home.copy()
+        if part and not _part_heavy(problem, rank_of, limit):
+            break
+        _balance_by_force(problem, rank_of, limit, count)
+        found.append((int(np.bincount(rank_of, problem.weight, minlength=1).max()), rank_of))
+        if found[-1][0] <= limit:
+            break
+    return min(found, key=lambda each: each[0])[1]
+
+
+def balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bools, some: Ints | None = None) -> int:
+    """Bring the sums of `some` samples (all) to at most `limit` on every rank; returns how many ranks stay above."""
+    ranks = problem.num_ranks
+    some = np.arange(len(rank_of)) if some is None else some
+    home = rank_of[some]
+    order, starts = kernels.group(home, ranks)
+    # A sample that left home already is another rank's to send: with fixed peers it stays.
+    movable = movable if problem.allowed is None else movable & (rank_of == problem.home)
+    return int(
+        kernels.balance(
+            starts,
+            some[order],
+            problem.weight,
+            problem.size,
+            problem.nbytes,
+            movable,
+            np.bincount(home, problem.weight[some], minlength=ranks).astype(np.int64),
+            np.bincount(home, problem.size[some], minlength=ranks).astype(np.int64),
+            limit,
+            count * problem.capacity,
+            usual_rate(problem, problem.weight),
+            problem.node,
+            problem.allowed_or_any,
+            rank_of,
+        )
+    )
+
+
+def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
+    """Where a rank has more heavy samples than fit under the limit, send all but the heaviest where the fewest are.
+
+    A rank with a surplus asks for one with as much of a deficit; for heavy samples there may be none, while every rank still
+    has all its light ones. False where no rank has too many.
+    """
+    heavy = np.flatnonzero(problem.weight > limit // HEAVY)
+    load = np.bincount(rank_of[heavy], problem.weight[heavy], minlength=problem.num_ranks).astype(np.int64)
+    if problem.allowed is not None or not (load > limit).any():
+        return False
+    load[:] = 0
+    parted: list[int] = []
+    for index in heavy[np.argsort(-problem.weight[heavy], kind="stable")].tolist():
+        home, weight = rank_of[index], problem.weight[index]
+        if load[home] == 0 or load[home] + weight <= limit:
+            load[home] += weight
+        else:
+            parted.append(index)
+    takers = [(int(total), rank) for rank, total in enumerate(load)]
+    heapq.heapify(takers)
+    for index in parted:
+        total, rank = takers[0]
+        rank_of[index] = rank
+        heapq.heapreplace(takers, (total + int(problem.weight[index]), rank))
+    return True
+
+
+def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -> None:
+    """`balance`; a rank that no other can relieve gives a heavy sample to one with little, which then gives in turn."""
+    movable = np.ones(len(rank_of), np.bool_)
+    for _ in range(FORCED):
+        if not balance(problem, rank_of, limit, count, movable) or problem.allowed is not None:
+            return
+        load = np.bincount(rank_of, problem.weight, minlength=problem.num_ranks).astype(np.int64)
+        takers = np.argsort(load, kind="stable")
+        for rank, taker in zip(takers[::-1][:FORCED_RANKS], takers, strict=False):
+            surplus = load[rank] - limit
+            if surplus <= 0 or load[taker] > limit:
+                break
+            items = np.flatnonzero((rank_of == rank) & movable & (problem.weight >= surplus) & (problem.weight <= limit))
+            if len(items):
+                index = items[np.argmin(problem.nbytes[items])]
+                rank_of[index], movable[index] = taker, False
