@@ -13,36 +13,27 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from .. import __version__  # pyright: ignore[reportMissingImports]
 from ..core import Field
 from ..models import ModelAdapter
-from ..models.cost import CostCoefficients
-from .blocks import WIRE_VERSION
+from .assemble import assemble
 from .calibrate import Costs, fit_across_ranks
 from .callbacks import Callbacks, StepCallback, StepClock
 from .channel import open_channel
-from .collect import Reader
 from .config import SchedulerConfig
-from .cost import CostFit, CostModel, Observation
+from .cost import CostFit, Observation
 from .describe import Describer, SampleCost
-from .gather import Gatherer, digest_of
 from .groups import ProcessGroups
-from .handshake import agree
-from .plan import CODE_VERSION, plan_step, warm_up
+from .plan import plan_step, warm_up
 from .prefetch import Prefetcher
-from .prepare import Planner, Prepared, Preparer
+from .prepare import Planner, Prepared
 from .relay import Relay
 from .sources import as_source
 from .sources.loader import num_samples
-from .state import Checkpoint, check_same_ranks, from_state, reshard, to_state, with_in_flight
+from .state import Checkpoint, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
 from .stats import StepStats
-from .step import PackedStep, StepContext
+from .step import PackedStep
 from .transports import TransportError
-
-#: Decoder and vision work of a 7-billion-parameter model, relative: see `models.cost` for a model's own.
-_TYPICAL = CostCoefficients(decoder_linear=1.0, decoder_quadratic=1.0 / 65536)
-_TYPICAL_VISION = msgspec.structs.replace(_TYPICAL, vision_linear=0.0625, vision_quadratic=9.5e-6, has_vision=True)
-
+from .typical import default_cost
 
 #: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.
 _OPEN: "weakref.WeakSet[PackingScheduler]" = weakref.WeakSet()
@@ -121,7 +112,18 @@ class PackingScheduler(Iterator[PackedStep]):
         self._describer = Describer(adapter=adapter, cost=cost, config=config, cp_size=groups.cp_size, rank=groups.rank)
         self._relay = Relay() if config.prefetch and self._channel.gathers_on_device else None
         try:
-            self._preparer = self._build(adapter, cost, planner)
+            self._preparer = assemble(
+                self._source,
+                adapter=adapter,
+                config=config,
+                groups=groups,
+                channel=self._channel,
+                describer=self._describer,
+                phases=cost.phases,
+                planner=planner,
+                relay=self._relay,
+                count_items=count_items,
+            )
         except BaseException:
             self._channel.close()
             raise
@@ -133,43 +135,6 @@ class PackingScheduler(Iterator[PackedStep]):
         self._behind: Checkpoint | None = None
         self._in_flight: deque[Prepared] = deque()
         _OPEN.add(self)
-
-    def _build(self, adapter: ModelAdapter, cost: SampleCost, planner: Planner) -> Preparer:
-        config, groups, channel = self._config, self._groups, self._channel
-        terms = {
-            "version": __version__,
-            "wire_version": WIRE_VERSION,
-            "planner": CODE_VERSION,
-            "adapter": adapter.name,
-            "phases": cost.phases,
-            "fields": {field.name: msgspec.to_builtins(field) for field in adapter.fields},
-            "count_items": self._count_items,
-            **{key: value for key, value in msgspec.to_builtins(config).items() if key not in ("timeout", "prefetch")},
-        }
-        if channel.gathers_on_device:
-            terms["prefetch"] = config.prefetch  # the order of the training thread's collectives follows from it
-        format_digest = digest_of(agree(channel.steps, terms))
-        context = StepContext(
-            adapter=adapter,
-            config=config,
-            rank=groups.rank,
-            cp_size=groups.cp_size,
-            num_replicas=groups.num_replicas,
-            channel=channel,
-            pin=torch.cuda.is_available(),
-            is_writer=bool(groups.is_writer),
-            planner=f"{getattr(planner, '__module__', '')}.{getattr(planner, '__qualname__', type(planner).__qualname__)}",
-            phases=tuple(cost.phases),
-        )
-        return Preparer(
-            reader=Reader(self._source, self._describer, count_items=self._count_items),
-            describer=self._describer,
-            channel=channel,
-            gatherer=Gatherer(channel.steps, format_digest=format_digest, slots=config.samples_per_step or 64),
-            planner=planner,
-            context=context,
-            relay=self._relay,
-        )
 
     @property
     def stats(self) -> StepStats | None:
@@ -318,17 +283,7 @@ class PackingScheduler(Iterator[PackedStep]):
         if len(states) == num_ranks and {state.get("num_ranks") for state in states} == {num_ranks}:
             return self.load_state_dict(next(state for state in states if state.get("rank") == rank))
         mine = reshard(states, rank, num_ranks)
-        # A source that has ended stands at the beginning of its next epoch: nothing of this one is left there to divide.
-        going = [state for state in states if not (mine["in_epoch"] and state["exhausted"])]
-        positions = [state["source"] for state in sorted(going, key=lambda state: state["rank"])]
-        if any(position is not None for position in positions):
-            divide = getattr(self._source, "load_state_dicts", None)
-            if divide is None:
-                raise ValueError(
-                    f"the states are of {len(states)} ranks, this job has {num_ranks}, and {type(self._original).__name__} "
-                    "has no load_state_dicts to divide what those ranks had not read yet"
-                )
-            divide(positions)
+        divide_source(self._source, states, num_ranks, name=type(self._original).__name__)
         self._load(mine)
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -396,8 +351,3 @@ class PackingScheduler(Iterator[PackedStep]):
 @functools.cache
 def _warm_up_once() -> None:
     warm_up()
-
-
-def default_cost(adapter: ModelAdapter) -> CostModel:
-    """Return the cost model of a typical model of 7 billion parameters, with a vision tower where the family has one."""
-    return CostModel.from_coefficients(_TYPICAL_VISION if adapter.patch_dim else _TYPICAL)

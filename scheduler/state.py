@@ -152,6 +152,32 @@ def reshard(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int) -> d
     }
 
 
+def divide_source(source: Any, states: Sequence[Mapping[str, Any]], num_ranks: int, *, name: str) -> None:
+    """Let a source divide what the ranks of another number had not read yet.
+
+    Args:
+        source: this rank's source; one without positions in the states stands where the user left it.
+        states: of all ranks, as `reshard` takes them.
+        num_ranks: R of this job.
+        name: what the user calls the source.
+
+    Raises:
+        ValueError: a source that cannot.
+    """
+    # A source that has ended stands at the beginning of its next epoch: nothing of this one is left there to divide.
+    going = [state for state in states if not (state["in_epoch"] and state["exhausted"])]
+    positions = [state["source"] for state in sorted(going, key=lambda state: state["rank"])]
+    if all(position is None for position in positions):
+        return
+    divide = getattr(source, "load_state_dicts", None)
+    if divide is None:
+        raise ValueError(
+            f"the states are of {len(states)} ranks, this job has {num_ranks}, and {name} "
+            "has no load_state_dicts to divide what those ranks had not read yet"
+        )
+    divide(positions)
+
+
 def _bytes_of(item: Described) -> bytes:
     data = torch.empty(item.block.nbytes, dtype=torch.uint8, device="cpu").numpy()
     item.block.write(data, row=0, digest=0)

@@ -11,6 +11,7 @@ from ..describe import SampleCost, dummy_settings
 from ..plan import PlanConfig, SampleTable, StepPlan, plan_step
 from ..plan.config import check_int
 from ..plan.table import Ints
+from ..typical import default_cost
 from .permutation import Permutation
 
 
@@ -99,8 +100,6 @@ class EpochPlanner:
         cp_size: int = 1,
         cost: SampleCost | None = None,
     ) -> None:
-        from ..scheduler import default_cost
-
         check_int("num_ranks", num_ranks, 1)
         self.index = index
         self.config = config
