@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..core import OversizeSampleError, Sample, SampleError, UndeclaredFieldError
 from ..models.adapter import ModelAdapter
@@ -18,13 +17,13 @@ from .encoding.measure import Measure, Measured
 from .encoding.media import decoded, open_image
 from .encoding.process import Processed, TextProcessor
 from .encoding.render import ChatRenderer
+from .encoding.sample import sample_of
 from .encoding.settings import EncoderConfig, differences, settings_record
 from .encoding.shield import Shield
 from .encoding.written import Written, write
 from .masks import AssistantMaskError, MaskJob, TrainedTurns, assistant_turns, turn_weights
 from .pack import pack_samples
 from .prepare import prepare_sample
-from .targets import IGNORED
 
 VERSION = 1
 
@@ -124,7 +123,10 @@ class SampleEncoder:
         self.counts[trained.strategy] += 1
         if not weights.any() and not self._keeps_empty(trained, where):
             return None
-        return self.finish(self._sample(written, processed, trained, weights), written.conversation)
+        sample = sample_of(
+            written, processed, weights, self.adapter, strategy=trained.strategy if self.config.record_strategy else None
+        )
+        return self.finish(sample, written.conversation)
 
     def encode_row(self, example: Mapping[str, Any]) -> dict[str, Any]:
         """Encode one example for `Dataset.map`, which writes a table: every declared field is there, None where absent.
@@ -248,36 +250,6 @@ class SampleEncoder:
             )
         self.counts["empty_dropped" if policy == "drop" else "empty_kept"] += 1
         return policy == "keep"
-
-    def _sample(self, written: Written, processed: Processed, trained: TrainedTurns, weights: np.ndarray) -> dict[str, Any]:
-        ids = torch.from_numpy(processed.ids)
-        trains = torch.from_numpy(weights > 0)
-        fields = {name: value for name, value in written.conversation.fields.items() if name in self.adapter.fields}
-        sample: dict[str, Any] = {
-            "input_ids": ids,
-            "labels": ids.where(trains, IGNORED),
-            "loss_weights": torch.from_numpy(weights),
-            **({"mm_token_type_ids": torch.from_numpy(processed.types)} if self.adapter.media_tokens else {}),
-            **{name: as_tensor(value) for name, value in processed.media.items() if name in self.adapter.fields},
-            **fields,
-        }
-        if written.conversation.name is not None:
-            sample["sample_id"] = written.conversation.name
-        if self.config.record_strategy:
-            sample["mask_strategy"] = trained.strategy
-        pad = self.adapter.pad_token_id
-        if pad and len(ids) > 1 and bool((ids[:2] == pad).all() | (ids[-2:] == pad).all()):
-            sample["attention_mask"] = torch.ones_like(ids)  # these are real tokens, though they look like padding
-        return sample
-
-
-def as_tensor(value: Any) -> Any:
-    """Return what a processor returned as a tensor, a batch of one example taken apart where it is a row of tokens."""
-    if isinstance(value, list) and value and not isinstance(value[0], torch.Tensor | np.ndarray):
-        return torch.tensor(value)
-    if isinstance(value, list):
-        value = np.concatenate([np.asarray(one) for one in value])
-    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
 
 
 __all__ = ["ConversationError", "EncoderConfig", "SampleEncoder"]
