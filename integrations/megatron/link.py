@@ -16,6 +16,8 @@ from .ranks import Ranks
 
 #: Bytes of a note: a fixed size, so that one collective is enough.
 _ROOM = 2048
+#: Most bytes that a rank sends at once to tell all others the same.
+_AT_ONCE = 1 << 22
 _OK, _FAILED, _ENDED = 0, 1, 2
 _LINKS: dict[tuple[str, ...], "Link"] = {}
 
@@ -54,7 +56,7 @@ class Link:
         store = dist.distributed_c10d._get_default_store()
         self._ranks = ranks
         name = ranks.replica_name(store)
-        self._replica = _open(store, f"evenpack/megatron/replica/{name}", ranks.rank, ranks.size, timeout)
+        self._replica = _open(store, f"evenpack/megatron/replica/{name}", ranks.rank, ranks.size, timeout, share=True)
         readers = f"evenpack/megatron/readers/{ranks.dp.group_name}"
         self._readers = _open(store, readers, ranks.dp.rank(), ranks.dp.size(), timeout) if ranks.is_reader else None
 
@@ -66,7 +68,7 @@ class Link:
         """
         notes = self._replica.gather(_row(note))
         if self._readers is not None:
-            notes = self._readers.gather(notes.reshape(-1))
+            notes = _everyones(self._readers, notes.reshape(-1))
         return [_read(row) for row in notes.reshape(-1, _ROOM)]
 
     def deliver(self, payloads: Sequence[torch.Tensor | None] | BaseException | None) -> torch.Tensor | None:
@@ -159,10 +161,22 @@ def _error_of(kind: str, message: str) -> Exception:
     return ValueError(message) if kind == "ValueError" else from_wire(kind, message)
 
 
-def _open(store: Any, name: str, rank: int, size: int, timeout: float) -> Transport:
+def _open(store: Any, name: str, rank: int, size: int, timeout: float, share: bool = False) -> Transport:
     if size == 1:
         return MemoryHub(1).transport(0)
-    return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout, share=True)
+    return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout, share=share)
+
+
+def _everyones(transport: Transport, row: np.ndarray) -> np.ndarray:
+    """Return the rows of all ranks, uint8 `[num_ranks, n]`, of the same n everywhere.
+
+    Every rank sends its row to all at once: an all-gather hands rows on round a ring, where one rank after the other must wake
+    up. Large rows take that way all the same, as they would be copied for each rank.
+    """
+    if row.size * transport.num_ranks > _AT_ONCE:
+        return transport.gather(row)
+    parts = transport.exchange([torch.from_numpy(row)] * transport.num_ranks, [row.size] * transport.num_ranks)
+    return torch.stack(parts).numpy()
 
 
 def _row(note: Note) -> np.ndarray:
