@@ -99,7 +99,8 @@ class NodeMemory:
             np.copyto(copied, found)
             done[section, self._rank] = turn
             return copied
-        # Views of an array refer to the first one that is no view of an array.
+        # A view of a view refers to the array below both. Behind a buffer, what is watched is that array for all further views.
+        found = np.frombuffer(found.data, np.uint8)
         weakref.finalize(found, _let_go, os.getpid(), done, (section, self._rank), turn).atexit = False
         return found
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import Aborted, HostTransport, node
-from evenpack.scheduler.transports.arena import NUM_SECTIONS, PeerArena
+from evenpack.scheduler.transports.arena import NUM_SECTIONS, Arena, PeerArena
 from evenpack.scheduler.transports.backends import open_gloo
 
 from .helpers import VISION, flat, mixed_source, names_of, open_scheduler
@@ -118,6 +118,28 @@ def test_memory_is_used_again_once_nothing_refers_to_it():
 
     for held in run_ranks(fn, 3, backend="gloo"):
         assert max(held) <= 2 * 9 / 8 * 200_032  # a rank may be one exchange ahead of a reader
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda found: found,
+        lambda found: found[3:],
+        lambda found: found[16:][16:].view(np.int16).reshape(2, -1),
+        lambda found: memoryview(found)[3:],
+        lambda found: torch.from_numpy(found[:32]).view(torch.int64)[1:],
+        lambda found: np.ndarray((4,), np.int32, torch.from_numpy(found).numpy(), 16),
+    ],
+)
+def test_memory_is_used_again_once_no_view_of_any_kind_is_left(look):
+    arena = Arena(1)
+    memory = node.NodeMemory(arena, 0, {0: PeerArena(os.getpid(), arena.fd, arena.token, 1)})
+    memory.room({0: 64}, {0: 0})
+    view = look(memory.read(0, memory.notes()[0], 64, np.empty))
+    assert arena.done.tolist() == [[0]] * NUM_SECTIONS
+    del view
+    assert arena.done.tolist() == [[1]] + [[0]] * (NUM_SECTIONS - 1)
+    memory.close()
 
 
 def test_a_fork_that_drops_what_it_inherited_frees_nothing():
