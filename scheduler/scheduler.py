@@ -309,6 +309,7 @@ class PackingScheduler(Iterator[PackedStep]):
         finally:
             if self._end_epoch():
                 self._channel.close()
+            self._in_flight.clear()  # steps that nobody will ask for hold what was received for them
 
     def __enter__(self) -> Self:
         return self

@@ -61,18 +61,18 @@ class HostTransport:
         if parts is not self._parts:
             self._copy(parts)
         self._parts = []
-        sends, receives = self._sends, self._on_wire(receive_sizes)
+        node, sends, receives = self._node, self._sends, self._on_wire(receive_sizes)
         outgoing, incoming = self._outgoing, torch.from_numpy(self._pool.take(sum(receives)))
-        if self._node is not None:
+        if node is not None:
             whole = outgoing.split(sends)
-            for rank, note in self._node.notes().items():
+            for rank, note in node.notes().items():
                 whole[rank].numpy()[:] = note.view(np.uint8)
         self._run("exchange", lambda: self._group.alltoall_base(incoming, outgoing, receives, sends))
         received = list(incoming.split(receives))
         for rank in self._near_of(receive_sizes):
-            assert self._node is not None
+            assert node is not None
             note = received[rank].numpy().view(np.int64)
-            received[rank] = torch.from_numpy(self._node.read(rank, note, receive_sizes[rank], self._pool.take))
+            received[rank] = torch.from_numpy(node.read(rank, note, receive_sizes[rank], self._pool.take))
         return received
 
     def abort(self) -> None:
@@ -83,15 +83,18 @@ class HostTransport:
         self._group = None  # its connections close with it
         if self._node is not None:
             self._node.close()
+        # At once: who holds a closed scheduler, or does not collect garbage, would hold all this memory.
+        self._node, self._memory, self._pool = None, OwnMemory(), BufferPool()
+        self._outgoing, self._parts = self._outgoing[:0].clone(), []
 
     def _room(self, sizes: Sequence[int], keys: Sequence[Hashable]) -> list[torch.Tensor]:
         self._sends = self._on_wire(sizes)
         self._outgoing = torch.from_numpy(self._memory.take(sum(self._sends)))
         self._parts = list(self._outgoing.split(self._sends))
-        if self._node is not None:
-            wait_until(self._node.has_room, lambda: self._aborted, self._timeout, "reading of earlier exchanges")
+        if (node := self._node) is not None:
+            wait_until(node.has_room, lambda: self._aborted, self._timeout, "reading of earlier exchanges")
             near = self._near_of(sizes)
-            rooms = self._node.room({rank: sizes[rank] for rank in near}, {rank: keys[rank] for rank in near})
+            rooms = node.room({rank: sizes[rank] for rank in near}, {rank: keys[rank] for rank in near})
             for rank, room in rooms.items():
                 self._parts[rank] = torch.from_numpy(room)
         return self._parts
