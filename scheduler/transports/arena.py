@@ -8,6 +8,9 @@ section and rank, in which that rank says with what it is done.
 
 import mmap
 import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,14 +42,11 @@ class Arena:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no anonymous files")
         self.fd = os.memfd_create("evenpack")
+        self._closing = _closing(self, self.fd)
         self.token = os.urandom(_TOKEN_BYTES)
-        try:
-            os.posix_fallocate(self.fd, 0, header_bytes(num_ranks))
-            for section in range(NUM_SECTIONS):  # a limit on the size of files shows itself now
-                os.posix_fallocate(self.fd, _start(section), 1)
-        except OSError:
-            self.close()
-            raise
+        os.posix_fallocate(self.fd, 0, header_bytes(num_ranks))
+        for section in range(NUM_SECTIONS):  # a limit on the size of files shows itself now
+            os.posix_fallocate(self.fd, _start(section), 1)
         head = _mapped(self.fd, 0, header_bytes(num_ranks))
         head[:_TOKEN_BYTES] = np.frombuffer(self.token, np.uint8)
         self.done = _counters(head, num_ranks)
@@ -65,18 +65,16 @@ class Arena:
         """
         if self._data[section].size < size:
             room = size + size // 8  # as the next step may be a little larger
-            try:  # now, or a write to a page that cannot be had would kill the process
+            with _needed(room):
+                # Now, or a write to a page that cannot be had would kill the process.
                 os.posix_fallocate(self.fd, _start(section), room)
-            except OSError as error:
-                raise MemoryError(f"no {room} bytes of shared memory: {error.strerror}") from error
-            self._data[section] = _mapped(self.fd, _start(section), room)
+                self._data[section] = _mapped(self.fd, _start(section), room)
         return self._data[section][:size]
 
     def close(self) -> None:
         """Give the file descriptor back; the memory goes with its last reader."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._closing()
+        self.fd = -1
 
 
 class PeerArena:
@@ -101,31 +99,31 @@ class PeerArena:
         if "memfd:evenpack" not in os.readlink(path):
             raise OSError(f"{path} is no arena")
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(self._fd).st_size < header_bytes(num_ranks):
-                raise OSError(f"{path} is too small")
-            head = _mapped(self._fd, 0, header_bytes(num_ranks))
-            if head[:_TOKEN_BYTES].tobytes() != token:
-                raise OSError(f"{path} is the arena of somebody else")
-        except OSError:
-            self.close()
-            raise
+        self._closing = _closing(self, self._fd)
+        if os.fstat(self._fd).st_size < header_bytes(num_ranks):
+            raise OSError(f"{path} is too small")
+        head = _mapped(self._fd, 0, header_bytes(num_ranks))
+        if head[:_TOKEN_BYTES].tobytes() != token:
+            raise OSError(f"{path} is the arena of somebody else")
         self.done = _counters(head, num_ranks)
         self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
 
     def read(self, section: int, start: int, size: int) -> np.ndarray:
-        """Return uint8 `[size]` of a section from `start`, a view of the owner's memory."""
+        """Return uint8 `[size]` of a section from `start`, a view of the owner's memory.
+
+        Raises:
+            MemoryError: this process may not map so much, or open so many files.
+        """
         end = start + size
         if self._data[section].size < end:
-            room = min(end + end // 8, os.fstat(self._fd).st_size - _start(section))
-            self._data[section] = _mapped(self._fd, _start(section), room)
+            with _needed(end):
+                room = min(end + end // 8, os.fstat(self._fd).st_size - _start(section))
+                self._data[section] = _mapped(self._fd, _start(section), room)
         return self._data[section][start:end]
 
     def close(self) -> None:
         """Give the file descriptor back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._closing()
 
 
 def header_bytes(num_ranks: int) -> int:
@@ -138,12 +136,28 @@ def header_bytes(num_ranks: int) -> int:
     return _TOKEN_BYTES + 8 * NUM_SECTIONS * num_ranks
 
 
+def _closing(owner: object, fd: int) -> Callable[[], object]:
+    """Return what closes a descriptor, once; it is called, too, when its owner goes unclosed."""
+    closing = weakref.finalize(owner, os.close, fd)
+    closing.atexit = False  # a fork that has closed it already would complain
+    return closing
+
+
 def _counters(head: np.ndarray, num_ranks: int) -> np.ndarray[Any, Any]:
     return head[_TOKEN_BYTES:].view(np.int64).reshape(NUM_SECTIONS, num_ranks)
 
 
 def _start(section: int) -> int:
     return (1 + section) * _APART
+
+
+@contextmanager
+def _needed(size: int) -> Iterator[None]:
+    """Name the memory that the system did not give."""
+    try:
+        yield
+    except OSError as error:
+        raise MemoryError(f"no {size} bytes of shared memory: {error.strerror}") from error
 
 
 def _mapped(fd: int, start: int, size: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -253,6 +254,19 @@ def test_nothing_is_left_behind():
     assert [(near, *rest) for near, _, *rest in outcomes] == [(2, [], 0)] * 3
 
 
+def test_what_nobody_closes_goes_when_it_is_dropped():
+    def fn(rank, num_ranks):
+        transport = opened(rank, num_ranks)
+        held = len(left())
+        transport.gather(np.zeros(1, np.uint8))
+        del transport
+        with pytest.raises(ConnectionError):
+            node.meet(lambda _: (_ for _ in ()).throw(ConnectionError("a rank is gone")), rank, num_ranks)
+        return held > 0, left()
+
+    assert run_ranks(fn, 2, backend="gloo") == [(True, [])] * 2
+
+
 def test_shared_memory_can_be_switched_off():
     def fn(rank, num_ranks):
         with open_scheduler(mixed_source(rank, 6), adapter=VISION, shared_memory=False) as scheduler:
@@ -275,6 +289,36 @@ def test_a_sender_that_waits_for_room_can_be_aborted():
         return True, len(kept)
 
     assert run_ranks(fn, 2, backend="gloo") == [(True, 2)] * 2
+
+
+def next_descriptor():
+    os.close(number := os.dup(0))
+    return number
+
+
+def mapped_bytes():
+    return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "text"),
+    [
+        (resource.RLIMIT_NOFILE, next_descriptor, "Too many open files"),
+        (resource.RLIMIT_AS, mapped_bytes, "Cannot allocate memory"),
+    ],
+)
+@pytest.mark.parametrize("act", ["take", "read"])
+def test_limits_of_a_process_are_named(limit, used, text, act):
+    def fn(rank, num_ranks):
+        arena = Arena(1)
+        peer = PeerArena(os.getpid(), arena.fd, arena.token, 1)
+        arena.take(0, 1 << 20)
+        resource.setrlimit(limit, (used(), resource.getrlimit(limit)[1]))
+        with pytest.raises(MemoryError, match=f"^no [0-9]+ bytes of shared memory: {text}$"):
+            arena.take(1, 1 << 20) if act == "take" else peer.read(0, 0, 1 << 20)
+        return True
+
+    assert run_ranks(fn, 1, backend="gloo") == [True]
 
 
 def test_memory_that_the_kernel_does_not_give_is_an_error_here_and_a_name_there(monkeypatch):
