@@ -14,7 +14,7 @@ from ..core import FieldShapeError, Sample
 from ..models import ModelAdapter, dummy_sample, dummy_text
 from .channel import Channel
 from .config import SchedulerConfig
-from .grad_sync import reduce_if, refuse_ddp
+from .grad_sync import reduce_if, refuse_ddp, refuse_fsdp
 from .loss import Reduce, packed_loss
 from .plan import SampleTable, StepPlan
 from .plan.config import MEDIA_BITS
@@ -132,10 +132,13 @@ class PackedStep(Sequence[PackedBatch]):
             batch: one of this step's batches (or a copy of it on a device, or a shard).
 
         Raises:
-            UnsafeModelError: DDP, where the last micro-batch may leave a trained tower out.
+            UnsafeModelError: DDP, where the last micro-batch may leave a trained tower out; FSDP, where a micro-batch may run a
+                tower on some ranks alone.
         """
         config = self._context.config
         refuse_ddp(model, config.sync, tuple(config.trained_modalities or ()))
+        if not batch.microbatch:  # once a step: it looks at every module
+            refuse_fsdp(model, config.sync, tuple(self._context.adapter.media_tokens))
         return reduce_if(model, batch.microbatch == self.num_microbatches - 1)
 
     def loss(self, logits: torch.Tensor, batch: PackedBatch, reduce: Reduce = "mean") -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from evenpack.core import UnsafeModelError
-from evenpack.models import prepare_model
+from evenpack.models import adapter_for, prepare_model
 from evenpack.scheduler.testing import run_ranks
 
 from .helpers import END, IMAGE, START, VIDEO, VISION, VOCABULARY, mixed_source, open_scheduler, text_sample
@@ -154,6 +154,31 @@ def test_ddp_is_refused_where_it_would_leave_a_tower_unreduced():
     def fn(rank, num_ranks):
         with pytest.raises(UnsafeModelError, match="sync='step'"):
             packed_step(tiny_qwen(torch.float32), mixed_source(rank, 4), sync="microbatch")
+
+    run_ranks(fn, 2, backend="gloo")
+
+
+@pytest.mark.parametrize("adapter", [VISION, adapter_for("text")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_fsdp_is_refused_where_a_tower_runs_on_some_ranks_alone(adapter, whole):
+    """Planned for sync="step", rank 0 runs the decoder while rank 1 waits in its tower: the collectives would not match."""
+
+    def fn(rank, num_ranks):
+        from torch.distributed.fsdp import fully_shard
+
+        model = tiny_qwen(torch.float32)
+        fully_shard(model.model.visual)
+        if whole:
+            fully_shard(model)
+        source = mixed_source(rank, 4) if adapter is VISION else [text_sample(5, index) for index in range(4)]
+        with open_scheduler(source, adapter=adapter, sync="step") as scheduler:
+            step = next(scheduler)
+            if adapter is VISION:
+                with pytest.raises(UnsafeModelError, match="FSDP .* \\['image', 'video'\\] .* set sync='microbatch'"):
+                    step.sync_on_last(model, step[0])
+            else:  # equally many micro-batches on every rank, and each runs every layer
+                with step.sync_on_last(model, step[0]):
+                    pass
 
     run_ranks(fn, 2, backend="gloo")
 
