@@ -8,6 +8,7 @@ import numpy as np
 from ..core import TYPE_CODES, AmbiguousMediaError, MediaMismatchError, SampleLayout
 from .adapter import ModelAdapter
 from .interleaved import has_sound_track, interleaved_grids
+from .unclaimed import refuse_unclaimed
 
 Grid = tuple[int, int, int]
 
@@ -24,7 +25,8 @@ def sample_layout(
     """Return where a sample's media lie among its tokens.
 
     With `mm_token_type_ids`, each run of one type must anchor exactly the next item of that modality. Without them, runs of
-    a media token are matched to the items by length, in order, and only where there is exactly one way to do it.
+    a media token are matched to the items by length, in order, and only where there is exactly one way to do it. A run that is
+    left over is text that spells the token, unless it stands between the family's markers: there its item got lost.
 
     Args:
         input_ids: integers [L].
@@ -38,7 +40,7 @@ def sample_layout(
 
     Raises:
         MediaMismatchError: anchors and features that differ in number (both are named), an anchor whose id is not the media
-            token, or a modality that the family does not have.
+            token, a placeholder between markers that no item claims, or a modality that the family does not have.
         AmbiguousMediaError: runs of the media token that fit the items in no way, or in more than one way.
 
     Example:
@@ -68,12 +70,14 @@ def sample_layout(
     paces = run_seconds(parts, len(items.get("video", ())), seconds, adapter, where)
     order = sorted(range(len(runs)), key=runs.__getitem__)
     table = np.array([runs[k] for k in order], np.int64).reshape(-1, 6)
-    media = np.isin(ids, list(adapter.media_tokens.values()))
+    free = np.isin(ids, list(adapter.media_tokens.values()))
+    for start, length in table[:, :2].tolist():
+        free[start : start + length] = False
+    num_spelled = int(np.count_nonzero(free))
+    if num_spelled and types is None:
+        refuse_unclaimed(spans_of(free), ids, masks, {name: len(grid) for name, grid in items.items()}, adapter, where)
     return SampleLayout(
-        num_tokens=len(ids),
-        runs=table,
-        seconds=np.array([paces[k] for k in order], np.float32),
-        num_spelled=int(media.sum()) - int(table[:, 1].sum()),
+        num_tokens=len(ids), runs=table, seconds=np.array([paces[k] for k in order], np.float32), num_spelled=num_spelled
     )
 
 
@@ -175,7 +179,7 @@ def derived_spans(
     """Return the runs of a media token that anchor the items, where there is exactly one way to choose them."""
     have, want = [length for _, length in spans], run_lengths(modality, items, adapter)
     if not want:
-        return []  # whatever is spelled like this token is text
+        return []  # whatever stands here anchors nothing
     if have == want:
         return spans
     if sum(have) < sum(want):

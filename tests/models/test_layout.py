@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from evenpack.core import AmbiguousMediaError, MediaMismatchError
-from evenpack.models import adapter_for, sample_layout
+from evenpack.models import adapter_for, dummy_sample, sample_layout
 from evenpack.models.layout import unique_choice
+from evenpack.models.registry import FAMILIES
 
 QWEN, QWEN3, GLM = adapter_for("qwen2_vl"), adapter_for("qwen3_vl"), adapter_for("glm4v")
 T, IM, VID, VS, VE = 5, 151655, 151656, 151652, 151653
@@ -52,6 +53,47 @@ def test_refused_with_both_counts(ids, grids, error, said):
     with pytest.raises(error) as caught:
         sample_layout(ids, {"image": grids}, adapter=QWEN, where="rank 1, sample 'x'")
     assert all(text in str(caught.value) for text in ["rank 1, sample 'x'", *said])
+
+
+@pytest.mark.parametrize(
+    ("ids", "grids", "said"),
+    [
+        ([T, VS, IM, IM, IM, IM, VE, T], {}, ["4 media tokens from position 2 (of 8)", "sample's 0 image items"]),
+        ([T, VS, IM, IM], {}, ["2 media tokens from position 2 (of 4)", "the end of the sample"]),
+        ([VS, *[IM] * 4, VE, VS, IM, IM, VE], {"image": [FOUR]}, ["2 media tokens from position 7", "sample's 1 image items"]),
+        ([VS, VID, VE, VS, IM, VE], {"image": [ONE]}, ["from position 1", "sample's 0 video items", "pixel_values_videos"]),
+    ],
+)
+def test_a_placeholder_between_markers_needs_its_item(ids, grids, said):
+    """M4: where its media got lost it was counted as spelled, and trained as text. Types say that text spells it."""
+    with pytest.raises(MediaMismatchError) as caught:
+        sample_layout(ids, grids, adapter=QWEN, where="rank 1, sample 'x'")
+    assert all(text in str(caught.value) for text in ["rank 1, sample 'x'", "mm_token_type_ids", *said]), str(caught.value)
+    text = [0] * len(ids)
+    if not grids:
+        assert sample_layout(ids, {}, None, text, adapter=QWEN).num_spelled == sum(token in (IM, VID) for token in ids)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_refuses_placeholders_without_media(family):
+    """The smallest item of each modality, between the family's own markers, with its item and without."""
+    adapter = adapter_for(family)
+    for modality, grid in adapter.dummy_grids.items():
+        ids = dummy_sample(modality, adapter).tensor("input_ids").numpy()
+        assert sample_layout(ids, {modality: [grid]}, adapter=adapter).num_spelled == 0
+        with pytest.raises(MediaMismatchError, match=f"0 {modality} items is theirs"):
+            sample_layout(ids, {}, adapter=adapter)
+        bare = ids[np.isin(ids, list(adapter.media_tokens.values()))]
+        assert sample_layout([T, *bare, T], {}, adapter=adapter).num_spelled == len(bare)
+
+
+def test_a_video_with_its_sound_without_media():
+    """Omni: frames and sound stand between four markers, in one block."""
+    adapter = adapter_for("qwen2_5_omni")
+    video, audio = adapter.media_tokens["video"], adapter.media_tokens["audio"]
+    ids = [T, VS, adapter.audio_start, video, video, audio, audio, adapter.audio_end, VE]
+    with pytest.raises(MediaMismatchError, match="4 media tokens from position 3"):
+        sample_layout(ids, {}, adapter=adapter)
 
 
 @pytest.mark.parametrize(
