@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ...core import FieldMismatchError
 from ...core.errors import from_wire, to_wire
-from ...scheduler.transports import HostTransport, MemoryHub, Transport
+from ...scheduler.transports import HostTransport, Transport
 from ...scheduler.transports.backends import open_gloo
 from .ranks import Ranks
 
@@ -66,7 +66,7 @@ class Link:
         Returns:
             Notes, replica by replica, each in the replica's own order.
         """
-        notes = self._replica.gather(_row(note))
+        notes = _row(note) if self._replica is None else self._replica.gather(_row(note))
         if self._readers is not None:
             notes = _everyones(self._readers, notes.reshape(-1))
         return [_read(row) for row in notes.reshape(-1, _ROOM)]
@@ -86,6 +86,8 @@ class Link:
         """
         if isinstance(payloads, BaseException):
             return self._fail(payloads)
+        if self._replica is None:
+            return None
         mine = [0 if part is None else part.numel() for part in payloads or [None] * self._ranks.size]
         sizes = self._replica.gather(np.array([_OK, *mine], np.int64).view(np.uint8))
         status, *of_all = sizes[0].view(np.int64).tolist()
@@ -103,12 +105,14 @@ class Link:
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Tell the replica what went wrong, and raise it."""
+        if self._replica is None:
+            raise error
         ended = isinstance(error, StopIteration)
         text = b"" if ended else msgspec.msgpack.encode(_named(error))
         size = len(text)
         others = self._ranks.size - 1
         self._replica.gather(np.array([_ENDED if ended else _FAILED, 0, *[size] * others], np.int64).view(np.uint8))
-        if not ended and others:
+        if not ended:
             told = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             self._replica.exchange([told[:0], *[told] * others], [0] * (others + 1))
         raise error
@@ -161,9 +165,9 @@ def _error_of(kind: str, message: str) -> Exception:
     return ValueError(message) if kind == "ValueError" else from_wire(kind, message)
 
 
-def _open(store: Any, name: str, rank: int, size: int, timeout: float, share: bool = False) -> Transport:
+def _open(store: Any, name: str, rank: int, size: int, timeout: float, share: bool = False) -> Transport | None:
     if size == 1:
-        return MemoryHub(1).transport(0)
+        return None
     return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout, share=share)
 
 

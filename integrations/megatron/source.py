@@ -1,5 +1,6 @@
 """A data iterator of Megatron-Core as a source: items are `next()` calls, and what was read ahead is not lost."""
 
+import functools
 import itertools
 import threading
 import weakref
@@ -131,9 +132,15 @@ def _unrecorded(iterator: Any) -> Any:
 
     Replay is the business of the iterator that `wrap_data_iterator` returns: it keeps the packs of the step that trains.
     """
+    return iterator.iterable if isinstance(iterator, _replay_wrapper()) else iterator
+
+
+@functools.cache
+def _replay_wrapper() -> type:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
-    return iterator.iterable if isinstance(iterator, RerunDataIterator) else iterator
+    found: type = RerunDataIterator
+    return found
 
 
 def _reference(iterator: Any) -> Any:
