@@ -1,6 +1,7 @@
 """One optimizer step, ready to train on."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, overload
@@ -54,6 +55,9 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
 class PackedStep(Sequence[PackedBatch]):
     """The M micro-batches of this rank for one optimizer step; each is packed when it is asked for.
 
+    A process that is forked off may use packs of its parent, but not ask a step for them: the samples lie in memory that other
+    ranks write to again once the parent is done with it.
+
     Attributes:
         plan: where every sample of the group went.
         table: the samples of the group.
@@ -82,6 +86,7 @@ class PackedStep(Sequence[PackedBatch]):
         home_ids: Sequence[str | int | None] = (),
     ) -> None:
         self._context = context
+        self._process = os.getpid()
         self._samples = samples
         self._media_dtype = media_dtype
         self.home_ids = list(home_ids)
@@ -176,6 +181,8 @@ class PackedStep(Sequence[PackedBatch]):
             raise channel.lost(error, "return_home") from error
 
     def _pack(self, index: int) -> PackedBatch:
+        if os.getpid() != self._process:
+            raise RuntimeError(f"process {os.getpid()} asks for a pack of a step of process {self._process}: pack it there")
         context, config = self._context, self._context.config
         rows = self.plan.ids(context.rank, index).tolist()
         dummies = self._dummies(index)

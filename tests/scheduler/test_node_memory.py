@@ -163,6 +163,27 @@ def test_a_fork_that_drops_what_it_inherited_frees_nothing():
     assert run_ranks(fn, 2, backend="gloo") == [True] * 2
 
 
+def test_a_fork_packs_no_step_that_it_inherited():
+    """Once its parent drops the step, what the samples lie in is written to again."""
+
+    def fn(rank, num_ranks):
+        with open_scheduler(mixed_source(rank, 6), adapter=VISION) as scheduler:
+            step = next(scheduler)
+            reader, writer = os.pipe()
+            if (child := os.fork()) == 0:
+                try:
+                    list(step)
+                except RuntimeError as error:
+                    os.write(writer, str(error).encode())
+                os._exit(0)
+            os.close(writer)
+            os.waitpid(child, 0)
+            with os.fdopen(reader) as told:
+                return told.read() == f"process {child} asks for a pack of a step of process {os.getpid()}: pack it there"
+
+    assert run_ranks(fn, 2, backend="gloo") == [True] * 2
+
+
 def test_one_tensor_for_several_ranks_is_written_once():
     def fn(rank, num_ranks):
         transport = opened(rank, num_ranks)
