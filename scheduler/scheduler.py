@@ -153,7 +153,10 @@ class PackingScheduler(Iterator[PackedStep]):
 
     @property
     def buffer_bytes(self) -> int:
-        """Host memory that this rank holds for the exchange: its largest outgoing buffer and a few received ones, in bytes."""
+        """Host memory that this rank holds for the exchange, in bytes: its outgoing buffers and a few received ones.
+
+        What ranks of a node share counts on the rank that sent it.
+        """
         return self._preparer.buffer_bytes
 
     def __iter__(self) -> Self:
