@@ -22,6 +22,7 @@ from .channel import open_channel
 from .config import SchedulerConfig
 from .cost import CostFit, Observation
 from .describe import Describer, SampleCost
+from .empty import why_no_step
 from .groups import ProcessGroups
 from .plan import plan_step, warm_up
 from .prefetch import Prefetcher
@@ -132,6 +133,8 @@ class PackingScheduler(Iterator[PackedStep]):
         self._failure: BaseException | None = None
         self._closed = False
         self._ended = False
+        self._may_be_empty = False
+        self._empty_since: int | None = None
         self._behind: Checkpoint | None = None
         self._in_flight: deque[Prepared] = deque()
         _OPEN.add(self)
@@ -188,13 +191,14 @@ class PackingScheduler(Iterator[PackedStep]):
             self._ended = True  # until somebody iterates again
             self._clock.epoch_ended()
             self._end_epoch()
+            self._tell_if_empty()
             raise StopIteration
         self._tell(prepared.step)
         self._behind = prepared.behind
         self._stats = prepared.step.stats
         self._in_flight.popleft()
         self._prefetcher.used()
-        self._told = None
+        self._told = self._empty_since = None
         return prepared.step
 
     def _tell(self, step: PackedStep) -> None:
@@ -204,6 +208,13 @@ class PackingScheduler(Iterator[PackedStep]):
             self._told = step
             self._callbacks.begin()
         self._callbacks(step)
+
+    def _tell_if_empty(self) -> None:
+        """Warn of an epoch without a step, unless it had them before the state that was loaded."""
+        if self._empty_since is not None and self._groups.is_writer:
+            dropped = self.num_dropped - self._empty_since
+            text = why_no_step(self._config, num_ranks=self._groups.num_ranks, num_dropped=dropped)
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def __len__(self) -> int:
         """Number of steps of an epoch, if every rank's source is as long as this one's; no collective.
@@ -295,7 +306,7 @@ class PackingScheduler(Iterator[PackedStep]):
             raise ValueError("load the state before the first step, or between epochs")
         self._preparer.load(checkpoint, self._costs.load(state))
         self._config = self._costs.config
-        self._behind = checkpoint
+        self._behind, self._may_be_empty = checkpoint, checkpoint.in_epoch
 
     def close(self) -> None:
         """Stop preparing steps, end the threads and leave the group; may be called at any time, and again."""
@@ -323,6 +334,7 @@ class PackingScheduler(Iterator[PackedStep]):
     def _begin_epoch(self) -> None:
         if self._behind is None:  # a state that is asked for before the first step is handed out, by a callback say
             self._behind = self._preparer.checkpoint(in_epoch=False)
+        self._empty_since, self._may_be_empty = None if self._may_be_empty else self.num_dropped, False
         self._preparer.start_epoch()
         self._in_flight.clear()
         self._prefetcher = Prefetcher(

@@ -1,5 +1,6 @@
 """The protocol of a resumable source, and the adapter that fits what the user brings."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -65,3 +66,16 @@ def as_source(source: Any) -> Source:
     if isinstance(source, Iterable):
         return CountingSource(source)
     raise TypeError(f"a source must be iterable, got {type(source).__name__}")
+
+
+def skip(iterator: Iterator[Any], count: int) -> None:
+    """Read and discard the items in front of a loaded position.
+
+    Raises:
+        ValueError: the source ends before it.
+    """
+    found = sum(1 for _ in itertools.islice(iterator, count))
+    if found < count:
+        raise ValueError(
+            f"the state stands behind {count} items, and the source ended after {found}: it is not the one of then"
+        )

@@ -1,8 +1,9 @@
 """Sources without a state of their own: read again from the start, or never again."""
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from .base import skip
 
 
 class CountingSource:
@@ -22,8 +23,7 @@ class CountingSource:
     def __iter__(self) -> Iterator[Any]:
         self._count, self._skip = self._skip, 0
         iterator = iter(self._items)
-        for _ in itertools.islice(iterator, self._count):
-            pass
+        skip(iterator, self._count)
         for item in iterator:
             self._count += 1
             yield item

@@ -1,8 +1,9 @@
 """Streaming datasets of Hugging Face `datasets`."""
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
+
+from .base import skip
 
 
 class HuggingFaceSource:
@@ -30,8 +31,7 @@ class HuggingFaceSource:
         self._in_epoch = True
         iterator = iter(self._dataset)
         if self._count and has_shuffle_buffer(self._dataset):
-            for _ in itertools.islice(iterator, self._count):
-                pass
+            skip(iterator, self._count)
         for item in iterator:
             self._count += 1
             yield item

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from .base import skip
+
 
 class LoaderSource:
     """A `DataLoader`: its position is the random states at the start of the epoch, and the number of items read since.
@@ -52,9 +54,8 @@ class LoaderSource:
         if not self._resume:
             self._restore({key: value for key, value in state["start"].items() if key != "global"})
 
-    def _items(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
-        for _ in itertools.islice(iterator, skip):
-            pass
+    def _items(self, iterator: Iterator[Any], num_read: int) -> Iterator[Any]:
+        skip(iterator, num_read)
         for item in iterator:
             self._count += 1
             yield item

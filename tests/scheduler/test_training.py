@@ -174,7 +174,7 @@ def test_fsdp_is_refused_where_a_tower_runs_on_some_ranks_alone(adapter, whole):
         with open_scheduler(source, adapter=adapter, sync="step") as scheduler:
             step = next(scheduler)
             if adapter is VISION:
-                with pytest.raises(UnsafeModelError, match="FSDP .* \\['image', 'video'\\] .* set sync='microbatch'"):
+                with pytest.raises(UnsafeModelError, match=r"FSDP .* \['image', 'video'\] .* set sync='microbatch'"):
                     step.sync_on_last(model, step[0])
             else:  # equally many micro-batches on every rank, and each runs every layer
                 with step.sync_on_last(model, step[0]):
