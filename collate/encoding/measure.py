@@ -10,7 +10,7 @@ from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
 from .errors import UnreadableMediaError
 from .media import image_size, open_image
-from .process import TextProcessor
+from .process import TextProcessor, check_modalities
 from .settings import EncoderConfig
 from .shield import Shield
 from .sizes import Grid, ImageRule, grid_of, image_rule
@@ -98,6 +98,7 @@ class Measure:
 
     def _grids(self, written: Written, where: str) -> tuple[Grid, ...]:
         media = written.conversation.media
+        check_modalities(media, self._encoder.adapter, where)
         if media.get("video"):
             raise UnreadableMediaError(f"{where}: the length of a video is known to its processor alone: give frames as images")
         images = media.get("image", [])

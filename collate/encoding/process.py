@@ -85,11 +85,13 @@ class TextProcessor:
             where: how errors name the example.
 
         Raises:
-            MediaMismatchError: placeholders and items that differ in number.
+            MediaMismatchError: placeholders and items that differ in number, or items of a modality that the family lacks.
             UnreadableMediaError: an item that the processor refuses, or has no sub-processor for.
         """
+        check_modalities(media, self._adapter, where)
         spelled = self._shield.places(text)
         if not self.is_multimodal:
+            self._media_arguments(media, where)  # a tokenizer alone has no part for any item
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
         self._check_counts(text, media, where)
         arguments = self._media_arguments(media, where)
@@ -193,6 +195,20 @@ class TextProcessor:
             for span in spelled:
                 literal[extents.overlapping(*span)] = True
         return Processed(ids=ids, types=self._types(ids, extents, replaced), media=fields, extents=extents, literal=literal)
+
+
+def check_modalities(media: Mapping[str, Sequence[Any]], adapter: ModelAdapter, where: str) -> None:
+    """Refuse media that the family has no token for: nobody knows how many tokens they are.
+
+    Raises:
+        MediaMismatchError: such items; their number and the family are named.
+    """
+    for modality, items in media.items():
+        if items and modality not in adapter.media_tokens:
+            raise MediaMismatchError(
+                f"{where}: {len(items)} {modality} items, but the family {adapter.name!r} has no {modality}: say how they count "
+                "by the model's adapter (adapter_for(model.config); --model or --adapter of the commands)"
+            )
 
 
 def only_tokenizes(processor: Any) -> bool:

@@ -116,6 +116,26 @@ def test_index_build_and_show(dataset, processor_folder, tmp_path, capsys):
     assert "plan      steps 2, packs " in capsys.readouterr().out
 
 
+def test_images_need_a_family_that_says_how_they_count(dataset, processor_folder, tmp_path, capsys):
+    """Without --model and --adapter the family is text: an image would count by its placeholder, or by its patches."""
+    arguments = index_arguments(dataset, processor_folder, tmp_path / "index", "--quiet")
+    at = arguments.index("--model")
+    for command in (
+        [*arguments[:at], *arguments[at + 2 :]],
+        ["masks", "show", str(dataset), "--processor", str(processor_folder)],
+    ):
+        assert run(command) == 1
+        err = capsys.readouterr().err
+        assert "1 image items, but the family 'text' has no image" in err and "--model or --adapter" in err, err
+    tokenizer, processor = tiny.processor().tokenizer, tiny.processor()
+    tokenizer.chat_template = processor.chat_template
+    tokenizer.save_pretrained(tmp_path / "tokenizer")  # alone it would leave the image's placeholder as it is
+    assert (
+        run(["masks", "show", str(dataset), "--processor", str(tmp_path / "tokenizer"), "--model", str(processor_folder)]) == 1
+    )
+    assert "has no image_processor" in capsys.readouterr().err
+
+
 def test_an_index_of_other_settings_is_refused(dataset, processor_folder, tmp_path, capsys):
     assert run(index_arguments(dataset, processor_folder, tmp_path, "--quiet")) == 0
     arguments = index_arguments(dataset, processor_folder, tmp_path)
