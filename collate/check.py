@@ -10,6 +10,7 @@ import torch
 from ..core import TYPE_CODES, Field, FieldSet, FieldShapeError, MissingFieldError, UndeclaredFieldError
 from ..models.adapter import ModelAdapter
 from ..models.items import media_grids
+from .targets import IGNORED
 
 
 def check_names(given: Mapping[str, Any], fields: FieldSet, where: str) -> None:
@@ -92,6 +93,23 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
     if int(input_ids.numpy().min() if input_ids.is_cpu else input_ids.min()) < 0:
         at = int(torch.argmax((input_ids < 0).to(torch.uint8)))
         raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
+
+
+def has_wrong_labels(labels: np.ndarray) -> bool:
+    """Whether a label is negative without being -100: neither a target nor the mark of none."""
+    return bool(labels.min() < 0) and bool(((labels < 0) & (labels != IGNORED)).any())
+
+
+def check_labels(labels: torch.Tensor, where: str) -> None:
+    """Check that labels are ids, or -100 where nothing is learned.
+
+    Raises:
+        FieldShapeError: another negative label; the first is named.
+    """
+    array = labels.cpu().numpy()
+    if has_wrong_labels(array):
+        at = int(np.argmax((array < 0) & (array != IGNORED)))
+        raise FieldShapeError(f"{where}: labels[{at}] is {array[at]}, labels must be at least 0, or {IGNORED} for no target")
 
 
 def item_grids(values: Mapping[str, Any], adapter: ModelAdapter) -> dict[str, np.ndarray]:

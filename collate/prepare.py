@@ -11,7 +11,7 @@ from ..core.sample import Value
 from ..models.adapter import ModelAdapter
 from ..models.items import media_seconds
 from ..models.layout import sample_layout
-from .check import check_finite, check_ids, check_names, check_rank, check_token_lengths, item_counts, item_grids
+from .check import check_finite, check_ids, check_labels, check_names, check_rank, check_token_lengths, item_counts, item_grids
 from .convert import convert
 from .plain import plain_sample
 from .targets import IGNORED
@@ -72,6 +72,8 @@ def _prepared(raw: Mapping[str, Any], adapter: ModelAdapter, where: str) -> Samp
     elif not shifted:
         refuse_padded(values["input_ids"], values.get("labels"), adapter.pad_token_id, where)
     check_ids(values["input_ids"], where)
+    if "labels" in values:
+        check_labels(values["labels"], where)
     check_finite(values, where)
     grids = item_grids(values, adapter)
     layout = layout_of(values, grids, adapter, where)

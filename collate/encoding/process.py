@@ -206,8 +206,8 @@ def check_modalities(media: Mapping[str, Sequence[Any]], adapter: ModelAdapter, 
     for modality, items in media.items():
         if items and modality not in adapter.media_tokens:
             raise MediaMismatchError(
-                f"{where}: {len(items)} {modality} items, but the family {adapter.name!r} has no {modality}: say how they count "
-                "by the model's adapter (adapter_for(model.config); --model or --adapter of the commands)"
+                f"{where}: {len(items)} {modality} items, but the family {adapter.name!r} has no {modality}: say how they "
+                "count by the model's adapter (adapter_for(model.config); --model or --adapter of the commands)"
             )
 
 

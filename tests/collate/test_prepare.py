@@ -67,6 +67,8 @@ def bad_pixels() -> torch.Tensor:
         (ONE_IMAGE | {"pixel_values": torch.zeros(16, 1176).int()}, FieldShapeError, "must be float, got int32"),
         (ONE_IMAGE | {"pixel_values": None}, FieldShapeError, "'pixel_values' has 0 rows, .* have 16"),
         ({"input_ids": [1, 2], "pixel_values": torch.zeros(16, 1176)}, FieldShapeError, "has 16 rows, .* 0 image items have 0"),
+        ({"input_ids": [1, 2], "labels": [-1, 5]}, FieldShapeError, r"labels\[0\] is -1, labels must be at least 0, or -100"),
+        ({"input_ids": [1, 2, 3], "labels": [-100, 5, -101]}, FieldShapeError, r"labels\[2\] is -101, labels must"),
         # M4: features without placeholders, placeholders without features, grids left over
         (ONE_IMAGE | {"input_ids": [5, 6]}, MediaMismatchError, "0 image tokens .* 4 features"),
         (ONE_IMAGE | {"image_grid_thw": [[1, 4, 4]] * 2}, MediaMismatchError, "4 image tokens .* 8 features"),
