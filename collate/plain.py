@@ -1,4 +1,4 @@
-"""The samples that most training runs consist of, prepared at once: plain tensors of text under Megatron-Core's keys."""
+"""The samples that most training runs consist of, prepared at once: plain tensors of text."""
 
 from collections.abc import Mapping
 from typing import Any, TypeGuard
@@ -10,7 +10,8 @@ from ..core import Field, Sample, SampleLayout
 from ..models.adapter import TEXT_FIELDS, ModelAdapter
 from ..models.rope import counting
 
-_KEYS = frozenset(("tokens", "labels", "loss_mask", "position_ids", "original_seq_len", "padded_seq_len"))
+_SHIFTED = frozenset(("tokens", "labels", "loss_mask", "position_ids", "original_seq_len", "padded_seq_len"))
+_OWN = frozenset(("input_ids", "labels", "loss_weights", "sample_id"))
 
 
 def plain_sample(raw: Mapping[str, Any], adapter: ModelAdapter) -> Sample | None:
@@ -19,8 +20,23 @@ def plain_sample(raw: Mapping[str, Any], adapter: ModelAdapter) -> Sample | None
     None says nothing about a sample: it may be right in another form, or wrong, which is for `prepare_sample` to name. The
     tens of small steps that every form of every family needs take several times as long as to look at the tokens.
     """
-    if type(raw) is not dict or not raw.keys() <= _KEYS or adapter.media_tokens or not _is_enough(adapter.fields.fields):
+    if type(raw) is not dict or adapter.media_tokens or not _is_enough(adapter.fields.fields):
         return None
+    shifted = raw.keys() <= _SHIFTED
+    if not shifted and not raw.keys() <= _OWN:
+        return None
+    values = _shifted(raw) if shifted else _unshifted(raw, adapter.pad_token_id)
+    if values is None:
+        return None
+    ids, weights = values["input_ids"], values["loss_weights"]
+    if ids.numpy().min() < 0 or not np.isfinite(weights.numpy()).all():
+        return None
+    name = None if shifted else raw.get("sample_id")
+    return Sample(values=values, layout=SampleLayout.text(ids.shape[0]), shifted=shifted, sample_id=name)
+
+
+def _shifted(raw: dict[str, Any]) -> dict[str, torch.Tensor] | None:
+    """Return the real part of a row under Megatron-Core's keys; None where it is not plain."""
     ids, labels, weights = raw.get("tokens"), raw.get("labels"), raw.get("loss_mask")
     if not (_is_plain(ids, torch.int64) and _is_plain(labels, torch.int64) and _is_plain(weights, torch.float32)):
         return None
@@ -34,10 +50,34 @@ def plain_sample(raw: Mapping[str, Any], adapter: ModelAdapter) -> Sample | None
         return None
     if length < width:
         ids, labels, weights = ids[:length], labels[:length], weights[:length]
-    if ids.numpy().min() < 0 or not np.isfinite(weights.numpy()).all():
+    return {"input_ids": ids, "labels": labels, "loss_weights": weights}
+
+
+def _unshifted(raw: dict[str, Any], pad: int) -> dict[str, torch.Tensor] | None:
+    """Return ids, labels and weights under our keys, what is absent filled in; None where they are not plain."""
+    ids, name = raw.get("input_ids"), raw.get("sample_id")
+    if not _is_plain(ids, torch.int64) or not len(ids) or not _is_name(name):
         return None
-    values = {"input_ids": ids, "labels": labels, "loss_weights": weights}
-    return Sample(values=values, layout=SampleLayout.text(length), shifted=True)
+    values = {"input_ids": ids}
+    for key, dtype in (("labels", torch.int64), ("loss_weights", torch.float32)):
+        given = raw.get(key)
+        if given is None:
+            continue
+        if not _is_plain(given, dtype) or given.shape != ids.shape:
+            return None
+        values[key] = given
+    array = ids.numpy()
+    if pad and pad in (array[0], array[-1]):  # perhaps a padded row
+        return None
+    if "labels" not in values:
+        values["labels"] = ids.clone()
+    if "loss_weights" not in values:
+        values["loss_weights"] = torch.ones(len(array), dtype=torch.float32)
+    return values
+
+
+def _is_name(value: Any) -> bool:
+    return value is None or (type(value) is str and value.isascii()) or (type(value) is int and 0 <= value < 2**63)
 
 
 def _is_enough(fields: tuple[Field, ...]) -> bool:

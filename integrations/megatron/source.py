@@ -136,11 +136,10 @@ def _unrecorded(iterator: Any) -> Any:
 
 
 @functools.cache
-def _replay_wrapper() -> type:
+def _replay_wrapper() -> Any:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
-    found: type = RerunDataIterator
-    return found
+    return RerunDataIterator
 
 
 def _reference(iterator: Any) -> Any:

@@ -10,7 +10,7 @@ from evenpack.collate.plain import plain_sample
 from evenpack.core import Field, SampleError
 from evenpack.models import adapter_for
 
-TEXT = adapter_for("text")
+TEXT = msgspec.structs.replace(adapter_for("text"), pad_token_id=99)
 NAN = float("nan")
 
 
@@ -24,6 +24,11 @@ def raw(real: int = 5, padded: int = 5, **other) -> dict:
         "original_seq_len": torch.tensor([real], dtype=torch.int32),
         "padded_seq_len": torch.tensor([padded], dtype=torch.int32),
     }
+    return {key: value for key, value in (sample | other).items() if value is not ...}
+
+
+def own(**other) -> dict:
+    sample = {"input_ids": torch.arange(3, 8), "labels": torch.tensor([3, -100, 5, 6, 7]), "loss_weights": torch.rand(5)}
     return {key: value for key, value in (sample | other).items() if value is not ...}
 
 
@@ -54,6 +59,11 @@ def whole(sample, adapter, where):
         raw(2, 4, position_ids=torch.tensor([0, 1, 9, 9])),  # of padding
         raw(2, 4, tokens=torch.tensor([3, 4, -1, -1]), loss_mask=torch.tensor([1, 1, NAN, NAN])),
         raw(tokens=torch.arange(10)[::2] + 0),
+        own(),
+        own(labels=None, loss_weights=None),
+        own(labels=..., sample_id="a"),
+        own(loss_weights=..., sample_id=7),
+        own(input_ids=torch.tensor([5, 99, 99, 99, 5])),
     ],
 )
 def test_both_ways_agree_on_plain_samples(sample):
@@ -101,8 +111,40 @@ def test_both_ways_agree_on_plain_samples(sample):
         {"reward": 1.0},
     ],
 )
-def test_anything_else_goes_step_by_step(other):
-    sample = raw(**other)
+def test_anything_else_under_megatron_keys_goes_step_by_step(other):
+    agree_step_by_step(raw(**other))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"input_ids": torch.tensor([1, -2, 3, 4, 5])},
+        {"input_ids": torch.tensor([99, 99, 3, 4, 5])},
+        {"input_ids": torch.tensor([1, 2, 3, 99, 99])},
+        {"input_ids": torch.tensor([1, 2, 3, 4, 99]), "labels": torch.tensor([1, 2, 3, 4, 99])},  # learns to end
+        {"input_ids": torch.arange(0)},
+        {"input_ids": torch.arange(0), "labels": None, "loss_weights": None},
+        {"input_ids": [1, 2, 3, 4, 5]},
+        {"input_ids": ...},
+        {"labels": torch.arange(4)},
+        {"labels": torch.arange(5, dtype=torch.int32)},
+        {"loss_weights": torch.tensor([1, 1, 1, 1, NAN])},
+        {"loss_weights": torch.ones(5)[None]},
+        {"sample_id": "\ud800"},
+        {"sample_id": "né"},
+        {"sample_id": 2**64},
+        {"sample_id": True},
+        {"sample_id": torch.tensor(4)},
+        {"attention_mask": torch.tensor([1, 1, 1, 1, 0])},
+        {"tokens": torch.arange(5)},
+        {"reward": 1.0},
+    ],
+)
+def test_anything_else_under_our_keys_goes_step_by_step(other):
+    agree_step_by_step(own(**other))
+
+
+def agree_step_by_step(sample):
     assert plain_sample(sample, TEXT) is None
     assert outcome(whole, sample) == outcome(prepare._prepared, sample)
 
