@@ -47,7 +47,8 @@ class Transport(Protocol):
         """Send bytes to every rank and receive theirs.
 
         Args:
-            parts: uint8 on the host, contiguous, one for each rank: what `room` returned, or any others.
+            parts: uint8 on the host, contiguous, one for each rank: the list that `room` returned, unchanged, or any others
+                that do not lie in that room.
             receive_sizes: bytes from each rank.
 
         Returns:
