@@ -15,6 +15,7 @@ from ..core import PeerLostError
 from .config import SchedulerConfig
 from .groups import ProcessGroups
 from .heartbeat import Heartbeat
+from .opening import naming_absent
 from .transports import DeviceTransport, HostTransport, MemoryHub, MixedTransport, Transport, TransportError, fixed_peers
 from .transports.backends import open_gloo, open_nccl
 from .transports.memory import simulated_transport
@@ -52,7 +53,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps.blocks if isinstance(self.steps, MixedTransport) else self.steps
 
     def lost(self, error: TransportError, where: str) -> PeerLostError:
-        """Return the error that names who did not come.
+        """Return the error that names who did not come; what the backend says about it is for its cause.
 
         Args:
             error: what the transport raised.
@@ -61,9 +62,11 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         missing = self.heartbeat.missing()
         if missing:
             names = ", ".join(f"rank {rank} (last: {sign})" for rank, sign in missing)
-            return PeerLostError(f"{names} stopped answering at {where}: {error}")
+            return PeerLostError(f"{names} stopped answering at {where}")
         others = ", ".join(f"rank {rank}: {sign}" for rank, sign in self.heartbeat.stages())
-        return PeerLostError(f"a rank did not come to {where}, all are alive ({others or 'no heartbeat'}): {error}")
+        if not others:  # nothing else is known
+            return PeerLostError(f"a rank did not come to {where}: {error}")
+        return PeerLostError(f"a rank did not come to {where}, all are alive ({others})")
 
     def abort(self) -> None:
         """Let whatever thread waits for a peer go."""
@@ -82,6 +85,9 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:
 
     Every scheduler has groups of its own: two of them (training, evaluation), each with a worker thread, would otherwise mix
     up their collectives.
+
+    Raises:
+        PeerLostError: ranks that open none.
     """
     patience = config.timeout * _PATIENCE
     if groups.dp is None or groups.num_ranks == 1:
@@ -95,10 +101,15 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:
 
 
 def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float) -> Channel:
-    pin = torch.cuda.is_available()
     # The store of the job has no public accessor; without it, no group of our own, and no lost rank could be named.
     store = dist.distributed_c10d._get_default_store()
     name = _new_name(groups.dp)
+    with naming_absent(store, name, rank=groups.rank, num_ranks=groups.num_ranks, patience=patience):
+        return _open_named(groups, config, patience, store, name)
+
+
+def _open_named(groups: ProcessGroups, config: SchedulerConfig, patience: float, store: Any, name: str) -> Channel:
+    pin = torch.cuda.is_available()
 
     def gloo(what: str, *, share: bool = False) -> HostTransport:
         group = open_gloo(store, f"{name}/{what}", groups.rank, groups.num_ranks, patience)

@@ -68,6 +68,7 @@ class PackingScheduler(Iterator[PackedStep]):
     Raises:
         ValueError: a setting of the wrong type or range.
         FieldMismatchError: ranks with different settings, fields or versions; raised on every rank.
+        PeerLostError: ranks that open no scheduler.
 
     Example:
         >>> from evenpack.models import adapter_for
@@ -125,8 +126,11 @@ class PackingScheduler(Iterator[PackedStep]):
                 relay=self._relay,
                 count_items=count_items,
             )
-        except BaseException:
+        except BaseException as error:
+            lost = self._channel.lost(error, "the start of the scheduler") if isinstance(error, TransportError) else None
             self._channel.close()
+            if lost is not None:
+                raise lost from error
             raise
         self._prefetcher: Prefetcher[Prepared] | None = None
         self._stats: StepStats | None = None

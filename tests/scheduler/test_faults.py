@@ -125,6 +125,59 @@ def test_a_rank_that_leaves_is_named_as_closed():
     run_ranks(fn, 2, backend="gloo")
 
 
+@pytest.mark.parametrize(("absent", "names"), [([1], "rank 1 did"), ([0, 2], "rank 0, rank 2 did")])
+def test_ranks_that_open_no_scheduler_are_named(absent, names):
+    timeout = 3.0
+
+    def fn(rank, num_ranks):
+        if rank in absent:
+            return time.sleep(1.5 * timeout)
+        started = time.monotonic()
+        with pytest.raises(PeerLostError, match=f"^{names} not open a scheduler within 1.8 s$") as caught:
+            open_scheduler(random_source(rank, 8), timeout=timeout)
+        assert caught.value.__cause__ is not None
+        return time.monotonic() - started
+
+    assert all(seconds is None or seconds < timeout for seconds in run_ranks(fn, 3, backend="gloo"))
+
+
+def test_a_rank_that_opens_its_scheduler_too_late_learns_who_gave_up():
+    def fn(rank, num_ranks):
+        time.sleep(2.5 * rank)
+        text = "rank 1 did not open a scheduler" if rank == 0 else "rank 0 gave up before rank 1 opened its scheduler"
+        with pytest.raises(PeerLostError, match=text):
+            open_scheduler([], timeout=3.0)
+
+    run_ranks(fn, 2, backend="gloo")
+
+
+def test_a_rank_that_leaves_while_settings_are_compared_is_named(monkeypatch):
+    from evenpack.scheduler import assemble
+
+    def fn(rank, num_ranks):
+        if rank == 1:
+            monkeypatch.setattr(assemble, "agree", lambda *_: os._exit(3))
+        with pytest.raises(PeerLostError, match=r"^rank 1 \(last: .*\) stopped answering at the start of the scheduler$"):
+            open_scheduler([], timeout=3.0)
+
+    outcomes = run_ranks(fn, 2, backend="gloo", return_exceptions=True)
+    assert isinstance(outcomes[1], RankError) and outcomes[0] is None, outcomes
+
+
+def test_the_words_of_a_backend_are_the_cause_alone():
+    def fn(rank, num_ranks):
+        with open_scheduler(random_source(rank, 40), timeout=3.0, prefetch=0) as scheduler:
+            next(scheduler)
+            if rank == 0:
+                os._exit(3)
+            with pytest.raises(PeerLostError, match=r"^rank 0 \(last: [a-z 0-9]+\) stopped answering at step 1$") as caught:
+                next(scheduler)
+            assert "failed" in str(caught.value.__cause__)
+
+    outcomes = run_ranks(fn, 2, backend="gloo", return_exceptions=True)
+    assert isinstance(outcomes[0], RankError) and outcomes[1] is None, outcomes
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
