@@ -12,6 +12,12 @@ from ..models.adapter import ModelAdapter
 from ..models.items import media_grids
 from .targets import IGNORED
 
+#: What makes a batch of a sample, and the remedies.
+BATCHED = (
+    ": a batch, not a sample. A DataLoader needs batch_size=None, or a collate_fn that leaves lists as they are "
+    "(collate_fn=list); of a processor's batch of one take [0]"
+)
+
 
 def check_names(given: Mapping[str, Any], fields: FieldSet, where: str) -> None:
     """Check that every field is declared and every required one is there.
@@ -46,7 +52,8 @@ def check_rank(value: torch.Tensor, field: Field, where: str) -> None:
         fits = len(wanted) == value.ndim and all(w is None or w == n for w, n in zip(wanted, value.shape, strict=True))
     if not fits:
         shown = f"at least {field.axis + 1} axes" if wanted is None else str(wanted).replace("None", "*").replace("'", "")
-        raise FieldShapeError(f"{where}: {field.name!r} must have shape {shown}, got {list(value.shape)}")
+        hint = BATCHED if field.kind == "token" and wanted is not None and value.ndim == len(wanted) + 1 else ""
+        raise FieldShapeError(f"{where}: {field.name!r} must have shape {shown}, got {list(value.shape)}{hint}")
 
 
 def check_token_lengths(values: Mapping[str, Any], fields: FieldSet, where: str) -> int:

@@ -37,7 +37,11 @@ def convert(value: Any, field: Field, where: str) -> Value:
     if tensor.layout != torch.strided:
         raise FieldShapeError(f"{where}: {field.name!r} must be a dense tensor, got layout {tensor.layout}")
     if not field.accepts(tensor.dtype):
-        raise FieldShapeError(f"{where}: {field.name!r} must be {field.dtype}, got {dtype_name(tensor.dtype)}")
+        is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+        remedy = ": convert it with .long()" if is_whole and field.dtype == "int64" else ""
+        if remedy and isinstance(value, np.ndarray | np.generic):
+            remedy = ": convert it with .astype(numpy.int64)"
+        raise FieldShapeError(f"{where}: {field.name!r} must be {field.dtype}, got {dtype_name(tensor.dtype)}{remedy}")
     return tensor.contiguous()
 
 

@@ -65,7 +65,13 @@ def as_source(source: Any) -> Source:
         return IteratorSource(source)
     if isinstance(source, Iterable):
         return CountingSource(source)
-    raise TypeError(f"a source must be iterable, got {type(source).__name__}")
+    name = type(source).__name__
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        raise TypeError(
+            f"a source must be iterable, got the map-style dataset {name}: wrap it, "
+            "DataLoader(dataset, batch_size=None, sampler=DistributedSampler(dataset))"
+        )
+    raise TypeError(f"a source must be iterable, got {name}")
 
 
 def skip(iterator: Iterator[Any], count: int) -> None:

@@ -5,9 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from .base import skip
+
+#: What torch's default collation says of samples that make no batch, and the remedy.
+UNSTACKED = ("stack expects each tensor", "each element in list of batch", "default_collate: batch must")
+HINT = (
+    "samples are not to be stacked into a batch: give the DataLoader batch_size=None, or a collate_fn that leaves lists as "
+    "they are (collate_fn=list)"
+)
 
 
 class LoaderSource:
@@ -35,7 +42,7 @@ class LoaderSource:
         else:
             self._start, self._count = self._record(), 0
         self._opened = True
-        iterator = iter(self._loader)
+        iterator = self._read()
         # A sampler draws its seed at the first item. Reading that one here keeps the draw on the calling thread, in order
         # with the training loop's own draws.
         head = list(itertools.islice(iterator, 1))
@@ -60,6 +67,18 @@ class LoaderSource:
             self._count += 1
             yield item
         self._count, self._start = 0, {}
+
+    def _read(self) -> Iterator[Any]:
+        """Read the loader; where its own collation cannot stack samples, say that it need not.
+
+        The error keeps its class and its text: workers' errors come with the traceback in it.
+        """
+        try:
+            yield from self._loader
+        except (RuntimeError, TypeError) as error:
+            if self._loader.collate_fn is not default_collate or not any(text in str(error) for text in UNSTACKED):
+                raise
+            raise type(error)(f"{error}; {HINT}") from error
 
     def _generators(self) -> dict[str, torch.Generator]:
         found = {name: getattr(owner, "generator", None) for name, owner in self._owners().items()}

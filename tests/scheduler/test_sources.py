@@ -144,6 +144,42 @@ def test_what_is_no_iterable_is_refused():
         as_source(3)
 
 
+class Ragged(torch.utils.data.Dataset):
+    """A map-style dataset whose samples differ in length."""
+
+    def __init__(self, as_list: bool = False) -> None:
+        self.as_list = as_list
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index >= 4:
+            raise IndexError(index)
+        return {"input_ids": [0] * (3 + index) if self.as_list else torch.arange(3 + index)}
+
+
+def test_a_map_style_dataset_without_a_loader_is_refused():
+    with pytest.raises(TypeError, match=r"map-style dataset Ragged: wrap it, DataLoader\(dataset, batch_size=None"):
+        as_source(Ragged())
+
+
+@pytest.mark.parametrize(("as_list", "workers"), [(False, 0), (False, 1), (True, 0)])
+def test_samples_that_the_loader_would_stack(as_list, workers):
+    """torch says which sizes differ; that they need no stacking at all, only the source can say."""
+    loader = DataLoader(Ragged(as_list), batch_size=2, num_workers=workers)
+    with pytest.raises(RuntimeError, match=r"(?s)equal size.*batch_size=None, or a collate_fn"):
+        list(as_source(loader))
+
+
+def test_an_error_of_the_dataset_is_left_as_it_is():
+    def stack(batch):
+        return torch.stack([one["input_ids"] for one in batch])
+
+    with pytest.raises(RuntimeError, match=r"at entry 1$"):
+        list(as_source(DataLoader(Ragged(), batch_size=2, collate_fn=stack)))
+
+
 def test_reading_does_not_disturb_the_random_state_of_the_training_loop():
     torch.manual_seed(0)
     source = as_source(DataLoader(list(range(NUM)), shuffle=True))
