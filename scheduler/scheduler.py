@@ -30,7 +30,7 @@ from .prepare import Planner, Prepared
 from .relay import Relay
 from .sources import as_source
 from .sources.loader import num_samples
-from .state import Checkpoint, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
+from .state import Checkpoint, check_is_state, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
 from .stats import StepStats
 from .step import PackedStep
 from .transports import TransportError
@@ -98,7 +98,7 @@ class PackingScheduler(Iterator[PackedStep]):
                 "count_items needs samples_per_step and on_exhausted='drain', got "
                 f"samples_per_step={config.samples_per_step}, on_exhausted={config.on_exhausted!r}"
             )
-        adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
+        self._adapter = adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
         groups = groups or ProcessGroups.from_world()
         cost = cost or default_cost(adapter)
         self._costs = Costs(adapter, config, cost)
@@ -277,14 +277,16 @@ class PackingScheduler(Iterator[PackedStep]):
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
             behind = with_in_flight(behind, fresh, self._preparer.waiting)
-        return {**to_state(behind, rank=rank, num_ranks=num_ranks), **self._costs.state(behind.step)}
+        state = to_state(behind, rank=rank, num_ranks=num_ranks, adapter=self._adapter)
+        return {**state, **self._costs.state(behind.step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a state that this rank saved, in a job of as many ranks; every rank does, before its next step.
 
         Raises:
-            ValueError: no state of this version, of another rank, or of a job of another size.
+            ValueError: no state of this version, one of other fields, of another rank, or of a job of another size.
         """
+        check_is_state(state, self._adapter)
         check_same_ranks(state, self._groups.rank, self._groups.num_ranks)
         self._load(state)
 
@@ -298,6 +300,8 @@ class PackingScheduler(Iterator[PackedStep]):
             ValueError: states that do not belong together, or a source that cannot divide them.
         """
         rank, num_ranks = self._groups.rank, self._groups.num_ranks
+        for state in states:
+            check_is_state(state, self._adapter)
         if len(states) == num_ranks and {state.get("num_ranks") for state in states} == {num_ranks}:
             return self.load_state_dict(next(state for state in states if state.get("rank") == rank))
         mine = reshard(states, rank, num_ranks)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ..models import ModelAdapter
 from .blocks import read_block
 from .collect import Position
 from .describe import Described, Describer
@@ -60,13 +61,15 @@ def with_in_flight(behind: Checkpoint, fresh: Sequence[Described], waiting: Sequ
     return msgspec.structs.replace(behind, in_epoch=True, position=position)
 
 
-def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int) -> dict[str, Any]:
+def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int, adapter: ModelAdapter) -> dict[str, Any]:
     """Return a checkpoint as plain data: numbers, bytes, and the source's own state."""
     position = checkpoint.position
     return {
         "version": VERSION,
         "rank": rank,
         "num_ranks": num_ranks,
+        "adapter": adapter.name,
+        "fields": [field.name for field in adapter.fields],
         "step": checkpoint.step,
         "plan": checkpoint.plan,
         "dtypes": list(checkpoint.dtypes),
@@ -81,17 +84,17 @@ def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int) -> dict[str, 
 
 
 def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
-    """Rebuild a checkpoint.
+    """Rebuild a checkpoint of a state that was checked.
 
     Raises:
-        ValueError: not a state of this version.
+        ValueError: a state of other fields.
         CorruptBlockError: a stored sample that was changed.
     """
-    missing = [key for key in _KEYS if key not in state]
-    if missing:
-        raise ValueError(f"not a scheduler state: it lacks {missing}")
-    if state["version"] != VERSION:
-        raise ValueError(f"the state has version {state['version']}, this is version {VERSION}")
+    if len(state["dtypes"]) != len(describer.free_fields):
+        raise ValueError(
+            f"the state holds the dtypes of {len(state['dtypes'])} fields of free dtype, this scheduler has "
+            f"{len(describer.free_fields)} {describer.free_fields}: it is of another adapter, or has other fields"
+        )
     return Checkpoint(
         step=state["step"],
         plan=state["plan"],
@@ -106,6 +109,30 @@ def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
             started=state["started"],
         ),
     )
+
+
+def check_is_state(state: Any, adapter: ModelAdapter) -> None:
+    """Raise `ValueError` for what is no state, or one of another version or other fields."""
+    what = "not a state of PackingScheduler.state_dict()"
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{what}: it is a {type(state).__name__}")
+    missing = [key for key in _KEYS if key not in state]
+    if missing:
+        raise ValueError(f"{what}: it lacks {missing}")
+    if state["version"] != VERSION:
+        raise ValueError(f"the state has version {state['version']}, this is version {VERSION}")
+    if "fields" not in state:
+        return  # of a version before fields were noted
+    then, now = list(state["fields"]), [field.name for field in adapter.fields]
+    differs = {
+        f"adapter is {state['adapter']!r}, here {adapter.name!r}": state["adapter"] != adapter.name,
+        f"fields missing here: {[name for name in then if name not in now]}": not {*then} <= {*now},
+        f"further fields here: {[name for name in now if name not in then]}": not {*now} <= {*then},
+    }
+    if any(differs.values()):
+        raise ValueError(
+            f"the state is of another scheduler: {'; '.join(text for text, it_does in differs.items() if it_does)}"
+        )
 
 
 def check_same_ranks(state: Mapping[str, Any], rank: int, num_ranks: int) -> None:

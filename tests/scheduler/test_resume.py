@@ -6,12 +6,14 @@ import os
 import pytest
 import torch
 
+from evenpack.core import Field
 from evenpack.scheduler.testing import run_ranks
 
-from .helpers import flat, names_of, open_scheduler, random_source, text_sample
+from .helpers import TEXT, VISION, flat, names_of, open_scheduler, random_source, text_sample
 
 #: Steps of an epoch; a nightly run takes more.
 STEPS = int(os.environ.get("EVENPACK_RESUME_STEPS", "5"))
+SCORE = Field(name="score", kind="token", dtype="float32")
 
 
 def fingerprint(step):
@@ -180,6 +182,36 @@ def test_states_that_do_not_fit_are_refused():
         scheduler.load_state_dicts([{**state, "num_ranks": 2}, {**state, "rank": 1, "num_ranks": 2}])
     with open_scheduler(random_source(0, 20)) as scheduler, pytest.raises(ValueError, match="not those of all 3 ranks"):
         scheduler.load_state_dicts([{**state, "num_ranks": 3}, {**state, "rank": 1, "num_ranks": 3}])
+
+
+@pytest.mark.parametrize("state", [None, {"a": 1}, [1], {"rank": 0, "num_ranks": 1}])
+@pytest.mark.parametrize("load", ["load_state_dict", "load_state_dicts"])
+def test_what_is_no_state_is_refused(load, state):
+    with open_scheduler(random_source(0, 20)) as scheduler:
+        text = r"not a state of PackingScheduler.state_dict\(\): it (lacks .*version|is a (NoneType|list))"
+        with pytest.raises(ValueError, match=text):
+            getattr(scheduler, load)(state if load == "load_state_dict" else [state])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ((TEXT, ()), (VISION, ()), r"adapter is 'text', here 'qwen2_5_vl'; further fields here: .*'image_grid_thw'"),
+        ((VISION, ()), (TEXT, ()), r"adapter is 'qwen2_5_vl', here 'text'; fields missing here: .*'pixel_values'"),
+        ((TEXT, (SCORE,)), (TEXT, ()), r"^the state is of another scheduler: fields missing here: \['score'\]$"),
+        ((TEXT, ()), (TEXT, (SCORE,)), r"^the state is of another scheduler: further fields here: \['score'\]$"),
+    ],
+)
+def test_a_state_of_other_fields_is_refused(before, after, text):
+    with open_scheduler([], adapter=before[0], fields=before[1]) as scheduler:
+        state = scheduler.state_dict()
+    with open_scheduler([], adapter=after[0], fields=after[1]) as scheduler:
+        with pytest.raises(ValueError, match=text):
+            scheduler.load_state_dict(state)
+        old = {key: value for key, value in state.items() if key not in ("adapter", "fields")}
+        if before[0] is not after[0]:
+            with pytest.raises(ValueError, match=r"dtypes of [03] fields of free dtype, this scheduler has [03]"):
+                scheduler.load_state_dict(old)
 
 
 def test_ranks_that_resume_from_different_steps_are_stopped():
