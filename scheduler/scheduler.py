@@ -15,6 +15,7 @@ import torch
 
 from ..core import Field
 from ..models import ModelAdapter
+from .arguments import adapter_of, check_capacity, check_types, fields_of
 from .assemble import assemble
 from .calibrate import Costs, fit_across_ranks
 from .callbacks import Callbacks, StepCallback, StepClock
@@ -57,7 +58,7 @@ class PackingScheduler(Iterator[PackedStep]):
     Args:
         source: iterable of samples, or of lists of samples (a loader, a dataset): see `collate.prepare_sample`.
         config: settings, equal on all ranks.
-        adapter: the model family.
+        adapter: the model family, or its name.
         groups: process groups; default: every rank of the job.
         cost: cost of a sample; default: that of a typical model of 7 billion parameters.
         fields: further fields of the samples.
@@ -66,7 +67,8 @@ class PackingScheduler(Iterator[PackedStep]):
         callbacks: each is called with every step as it is handed out: see `StepCallback`.
 
     Raises:
-        ValueError: a setting of the wrong type or range.
+        ValueError: a setting of the wrong type or range, or packs in which no sample has room.
+        TypeError: an argument of the wrong type.
         FieldMismatchError: ranks with different settings, fields or versions; raised on every rank.
         PeerLostError: ranks that open no scheduler.
 
@@ -84,7 +86,7 @@ class PackingScheduler(Iterator[PackedStep]):
         source: Iterable[Any],
         *,
         config: SchedulerConfig,
-        adapter: ModelAdapter,
+        adapter: ModelAdapter | str,
         groups: ProcessGroups | None = None,
         cost: SampleCost | None = None,
         fields: Iterable[Field] = (),
@@ -92,6 +94,8 @@ class PackingScheduler(Iterator[PackedStep]):
         count_items: bool = False,
         callbacks: Iterable[StepCallback] = (),
     ) -> None:
+        adapter, fields = adapter_of(adapter), fields_of(fields)
+        check_types(config=config, groups=groups, cost=cost, planner=planner, callbacks=callbacks)
         told = Callbacks(callbacks)
         if count_items and (config.samples_per_step is None or config.on_exhausted != "drain"):
             raise ValueError(
@@ -99,8 +103,9 @@ class PackingScheduler(Iterator[PackedStep]):
                 f"samples_per_step={config.samples_per_step}, on_exhausted={config.on_exhausted!r}"
             )
         self._adapter = adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
-        groups = groups or ProcessGroups.from_world()
-        cost = cost or default_cost(adapter)
+        groups = ProcessGroups.from_world() if groups is None else groups
+        check_capacity(config, groups.cp_size)
+        cost = default_cost(adapter) if cost is None else cost
         self._costs = Costs(adapter, config, cost)
         self._config = config = self._costs.config
         _warm_up_once()
