@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import threading
 import warnings
 import weakref
 from collections import deque
@@ -141,6 +142,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._stats: StepStats | None = None
         self._failure: BaseException | None = None
         self._closed = False
+        self._inside: dict[str, int] = {}  # the thread that waits for a step
         self._ended = False
         self._may_be_empty = False
         self._empty_since: int | None = None
@@ -176,6 +178,17 @@ class PackingScheduler(Iterator[PackedStep]):
         return self
 
     def __next__(self) -> PackedStep:
+        mine = threading.get_ident()
+        try:
+            # Atomic, and inside the `try`: an interrupt at any point leaves nothing behind.
+            if self._inside.setdefault("thread", mine) != mine:
+                raise RuntimeError("next(scheduler) is running in another thread: let one thread take the steps")
+            return self._next()
+        finally:
+            if self._inside.get("thread") == mine:
+                self._inside.clear()
+
+    def _next(self) -> PackedStep:
         if self._closed:
             raise RuntimeError("the scheduler is closed")
         if self._failure is not None:
@@ -223,7 +236,7 @@ class PackingScheduler(Iterator[PackedStep]):
         if self._empty_since is not None and self._groups.is_writer:
             dropped = self.num_dropped - self._empty_since
             text = why_no_step(self._config, num_ranks=self._groups.num_ranks, num_dropped=dropped)
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def __len__(self) -> int:
         """Number of steps of an epoch, if every rank's source is as long as this one's; no collective.
