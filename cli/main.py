@@ -1,6 +1,8 @@
 """The `evenpack` command: one module per subcommand, each with `add_parser` and a function that runs it."""
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -31,8 +33,29 @@ def run(arguments: Sequence[str]) -> int:
         arguments: what follows the program's name.
 
     Returns:
-        The exit code: 0 for success, 1 for wrong input (one line on standard error), 2 for wrong usage.
+        The exit code: 0 for success, 1 for wrong input (one line on standard error), 2 for wrong usage, 141 where the reader
+        of the output went away (`| head`), as a shell says of other programs.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe is caught, not when the interpreter ends
+    except BrokenPipeError:
+        # What is left in the buffer must go somewhere, or the interpreter says so as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the standard output any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """See `run`."""
     parser = build_parser()
     parsed = parser.parse_args(arguments)
     if parsed.command is None:
@@ -41,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code: int = parsed.run(parsed)
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            raise  # a command that lost another pipe says so
         print(f"evenpack {parsed.command}: {error}", file=sys.stderr)
         return 1
     return code
