@@ -76,11 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
     with tqdm(total=total, desc="planning", unit="plan", leave=False, disable=not sys.stderr.isatty()) as bar:
         simulation = simulate(fitted.pool, setting, progress=bar.update)
         advice = advise(tried, simulation.figures[OURS].efficiency, progress=bar.update)
-    answer = Answer(fitted=fitted, setting=setting, cp_size=arguments.cp, simulation=simulation, advice=advice)
+    answer = Answer(
+        fitted=fitted, setting=setting, cp_size=arguments.cp, simulation=simulation, advice=advice, asked_tokens=max_tokens
+    )
     if arguments.html is not None:
         from .page import write_page
 
         write_page(arguments.html, as_page(answer))
+        print(f"evenpack plan: page written to {arguments.html}", file=sys.stderr)
     print(json.dumps(as_dict(answer), indent=1) if arguments.json else as_text(answer))
     return 0
 

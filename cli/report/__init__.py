@@ -69,5 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         from .pictures import as_page
 
         write_page(arguments.html, as_page(found))
+        print(f"evenpack report: page written to {arguments.html}", file=sys.stderr)
     print(json.dumps(as_dict(found), indent=1) if arguments.json else as_text(found))
     return int(any(report.differing for report in found))

@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("tokens_per_second", "tokens/s", "count"),
     ("step_seconds", "seconds a step", "seconds"),
     ("exposed_seconds", "waited for the scheduler", "seconds"),
-    ("exposed_share", "  share of the time", "share"),
+    ("exposed_share", "  share, first steps of epochs aside", "share"),
     ("prepare_seconds", "preparing a step", "seconds"),
     ("padding_share", "padding", "share"),
     ("padding_share_batched", "  in padded batches", "share"),

@@ -65,7 +65,11 @@ def open_json(path: Path) -> Source:
     try:
         rows = msgspec.json.decode(text) if whole else msgspec.json.Decoder().decode_lines(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}{'' if whole else _broken_line(text)}: no JSON: {error}") from None
+        number, line = (0, "") if whole else _broken_line(text)
+        place = f"{path}, line {number}" if number else str(path)
+        if line and line[0] not in '{["':
+            raise ValueError(f"{place}: a length is a whole number, got {line!r:.60}") from None
+        raise ValueError(f"{place}: no JSON: {error}") from None
     lines: list[int] = []
 
     def where(row: int) -> str:
@@ -91,14 +95,15 @@ def open_json(path: Path) -> Source:
     return Source(tuple(names), len(rows), column, where)
 
 
-def _broken_line(text: bytes) -> str:
+def _broken_line(text: bytes) -> tuple[int, str]:
+    """Return number and text of the first line that is no JSON; 0 and nothing where none is."""
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if line.strip():
                 msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return f", line {number}"
-    return ""
+            return number, line.strip().decode(errors="replace")
+    return 0, ""
 
 
 def open_csv(path: Path, delimiter: str) -> Source:

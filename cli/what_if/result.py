@@ -22,6 +22,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         cp_size: GPUs that share a pack.
         simulation: the figures.
         advice: other settings, the best first.
+        asked_tokens: `max_tokens` as it was given, before it was rounded to whole segments.
     """
 
     fitted: Fitted
@@ -29,6 +30,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cp_size: int
     simulation: Simulation
     advice: list[Alternative]
+    asked_tokens: int
 
 
 def as_dict(answer: Answer) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def as_text(answer: Answer) -> str:
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    return "\n".join([*facts(answer), "", *lines, "", *advice_lines(answer)])
+    return "\n".join([*facts(answer), "", *lines, *footnotes(answer), "", *advice_lines(answer)])
 
 
 def as_page(answer: Answer) -> PageData:
@@ -101,7 +103,7 @@ def as_page(answer: Answer) -> PageData:
         title="Beside other ways to batch",
         header=("method", *HEADER[1:]),
         rows=tuple(cells(one, answer) for one in simulation.figures.values()),
-        notes=(NOTE,),
+        notes=(NOTE, *footnotes(answer)),
     )
     worth = [one for one in answer.advice if one.gain > WORTH]
     advice = Table(
@@ -137,12 +139,15 @@ def facts(answer: Answer) -> list[str]:
     pool, setting, config = answer.fitted.pool, answer.setting, answer.setting.config
     median, most, nearly, longest = _percentiles(answer)
     shared = f", {answer.cp_size} GPUs a pack" if answer.cp_size > 1 else ""
+    max_tokens = config.max_tokens // answer.cp_size
+    if max_tokens != answer.asked_tokens:
+        shared += f" ({answer.asked_tokens:,} rounded down: segments are padded to multiples of {config.align or 1})"
+    means = f"means over {setting.steps} steps" if setting.steps > 1 else "figures of one step"
     lines = [
         f"{len(pool):,} samples of {pool.samples.source}: median {median:,} tokens, 90% {most:,}, 99% {nearly:,}, "
         f"longest {longest:,}",
         f"{setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples a step, max_tokens "
-        f"{config.max_tokens // answer.cp_size:,}{shared}, sync {config.sync!r}, cost of {pool.cost_of.name}; means over "
-        f"{setting.steps} steps, seed {setting.seed}",
+        f"{max_tokens:,}{shared}, sync {config.sync!r}, cost of {pool.cost_of.name}; {means}, seed {setting.seed}",
     ]
     if answer.fitted.num_dropped:
         lines.append(
@@ -155,6 +160,23 @@ def facts(answer: Answer) -> list[str]:
             "the scheduler's own default, 'error', stops at the first"
         )
     return lines + list(pool.samples.notes)
+
+
+def footnotes(answer: Answer) -> list[str]:
+    """Return why another method comes out ahead, where it is by less than the tolerance that is worth no move."""
+    config, ours = answer.setting.config, answer.simulation.figures[OURS]
+    if config.movement != "minimal":
+        return []
+    ahead = [
+        one
+        for one in answer.simulation.figures.values()
+        if one.step_cost < ours.step_cost <= one.step_cost * (1 + config.tolerance) and one.moved_share > ours.moved_share
+    ]
+    return [
+        f"{one.name} is ahead by less than --tolerance {config.tolerance:.3g} ({config.tolerance:.2%}), which evenpack "
+        f"holds for worth no move: it moves {ours.moved_share:.0%} of the bytes instead of {one.moved_share:.0%}."
+        for one in ahead
+    ]
 
 
 def cells(figures: Figures, answer: Answer) -> tuple[str, ...]:

@@ -87,6 +87,7 @@ WRONG = [
     ("a.jsonl", "5\nnull\n", None, "line 2: .* got None"),
     ("a.jsonl", '5\n"abc"\n', None, "line 2: .* got 'abc'"),
     ("a.jsonl", "5\n99999999999\n", None, "line 2: .* got 99999999999"),
+    ("a.txt", "5\nabc\n", None, "a.txt, line 2: a length is a whole number, got 'abc'"),
     ("a.jsonl", "5\n{broken\n", None, "a.jsonl, line 2: no JSON"),
     ("a.jsonl", '{"tokens": 5}\n{"text": ""}\n', None, "line 2: no 'tokens'"),
     ("a.jsonl", '{"tokens": 5}\n7\n', None, "line 2: no 'tokens'"),

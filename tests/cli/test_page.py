@@ -1,5 +1,6 @@
 """The page: one file that loads nothing, with what was given to it."""
 
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -213,3 +214,10 @@ def test_what_stops_the_page_is_said_before_the_work(monkeypatch, tmp_path, caps
     assert run([*arguments, str(tmp_path / "x.html")]) == 1
     assert "an HTML page needs plotly.io: pip install 'evenpack[report]'" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+def test_where_the_page_lies_is_said_beside_the_figures(tmp_path, capsys):
+    page = tmp_path / "x.html"
+    assert run(["plan", "workload:sft", "--ranks", "1", "--steps", "1", "--no-advice", "--html", str(page), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) and err == f"evenpack plan: page written to {page}\n" and page.is_file()

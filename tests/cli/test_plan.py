@@ -222,6 +222,42 @@ def test_context_parallel_packs_are_planned_as_the_scheduler_does(lengths_file, 
     assert shown["setting"]["cp_size"] == 2
 
 
+def test_a_rounded_capacity_and_a_single_step_are_said(lengths_file, capsys):
+    arguments = [
+        "plan",
+        str(lengths_file),
+        "--ranks",
+        "2",
+        "--samples-per-step",
+        "20",
+        "--no-advice",
+        "--cp",
+        "2",
+        "--max-tokens",
+    ]
+    assert run([*arguments, "4095", "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "max_tokens 4,094, 2 GPUs a pack (4,095 rounded down: segments are padded to multiples of 4)" in out
+    assert "figures of one step" in out and "means" not in out
+    assert run([*arguments, "4096", "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "rounded down" not in out and "means over 2 steps" in out
+
+
+def test_a_method_that_is_ahead_within_the_tolerance_is_explained(lengths_file, capsys):
+    """Moving everything finds a plan that is a little better; what that is worth depends on the tolerance."""
+    arguments = ["--ranks", 4, "--samples-per-step", 16, "--max-tokens", 1024, "--steps", 2, "--no-advice", "--tolerance", 0.3]
+    shown = plan_json(capsys, lengths_file, *arguments)
+    ours, *others = shown["methods"]
+    ahead = [one for one in others if one["step_cost"] < ours["step_cost"] and one["moved_share"] > ours["moved_share"]]
+    assert ahead and all(ours["step_cost"] < 1.3 * one["step_cost"] for one in ahead)
+    for tolerance, notes in ((0.3, len(ahead)), (0, 0)):
+        assert run(["plan", str(lengths_file), *map(str, arguments[:-1]), str(tolerance)]) == 0
+        out = capsys.readouterr().out
+        assert out.count("is ahead by less than --tolerance") == notes
+    assert f"it moves {ours['moved_share']:.0%} of the bytes instead of {ahead[0]['moved_share']:.0%}" not in out
+
+
 def test_an_offline_index_is_read(tmp_path, capsys):
     from evenpack.scheduler import OfflineIndex
 

@@ -1,7 +1,10 @@
 """`evenpack report` on runs of simulated ranks."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from evenpack.cli.main import run
 from evenpack.cli.report.pictures import as_page
 from evenpack.cli.report.reading import read_report
+from evenpack.cli.report.result import written
 from evenpack.scheduler import Summary
 from evenpack.scheduler.run_log.reader import run_files
 
@@ -50,8 +54,22 @@ def test_text_shows_every_figure(runs, capsys):
         ("imbalance", f"{summary.imbalance:.3f}"),
         ("had samples stayed at home", f"{summary.imbalance_home:.3f}"),
         ("tokens/s", f"{summary.tokens_per_second:,.0f}"),
+        ("share, first steps of epochs aside", written(summary.exposed_share, "share")),
     ]:
         assert re.search(rf"^ *{label} +{re.escape(value)}$", out, re.MULTILINE), (label, value, out)
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_reader_that_goes_away_is_no_error(more, buffered, runs):
+    """`evenpack report run | head`: the pipe is closed before anything is written."""
+    command = [sys.executable, "-m", "evenpack", "report", str(runs[0] / "first"), *more]
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=120, env=environment)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_two_runs_are_compared(runs, capsys):
