@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     show.add_argument("index", type=Path, help="folder of the index")
     show.add_argument("--json", action="store_true", help="as JSON")
     show.add_argument("--ranks", type=int, help="data-parallel ranks to plan an epoch for")
-    show.add_argument("--max-tokens", type=int, default=8192, help="capacity of a pack (default: 8192)")
+    show.add_argument("--max-tokens", type=int, default=8192, help="capacity of a pack of that plan (default: 8192)")
     show.add_argument("--samples-per-step", type=int, default=32, help="samples of each rank in a step (default: 32)")
     show.add_argument("--sync", choices=("step", "microbatch"), default="step")
     show.set_defaults(run=run_show)
@@ -61,10 +61,17 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Print what an index holds."""
+    """Print what an index holds.
+
+    Raises:
+        ValueError: numbers out of range, or no sample that fits a pack.
+    """
     from ..scheduler import OfflineIndex
+    from ..scheduler.plan.config import check_int
 
     index = OfflineIndex(arguments.index)
+    check_int("--max-tokens", arguments.max_tokens, 1)
+    check_int("--samples-per-step", arguments.samples_per_step, 1)
     shown = summary(index)
     if arguments.ranks is not None:
         shown |= plan_summary(index, arguments)
@@ -89,7 +96,18 @@ def summary(index: Any) -> dict[str, Any]:
 
 
 def plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the first epoch would look like, planned."""
+    """Return what the first epoch would look like, planned.
+
+    Raises:
+        ValueError: every sample is longer than a pack.
+    """
+    lengths = index.tokens(np.arange(len(index)))
+    lengths = lengths[lengths > 0]
+    if len(lengths) and lengths.min() > arguments.max_tokens:
+        raise ValueError(
+            f"{len(lengths):,} of {len(lengths):,} samples are longer than a pack's {arguments.max_tokens:,} tokens "
+            f"(the shortest: {lengths.min():,}): none is left to plan; raise --max-tokens"
+        )
     from ..models import adapter_for
     from ..scheduler import OfflineConfig
 

@@ -114,6 +114,10 @@ def test_index_build_and_show(dataset, processor_folder, tmp_path, capsys):
         run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--samples-per-step", "3", "--max-tokens", "512"]) == 0
     )
     assert "plan      steps 2, packs " in capsys.readouterr().out
+    assert run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--max-tokens", "20"]) == 1
+    assert "12 of 12 samples are longer than a pack's 20 tokens (the shortest: " in capsys.readouterr().err
+    assert run(["index", "show", str(tmp_path / "index"), "--max-tokens", "0"]) == 1
+    assert "--max-tokens must be an integer of at least 1, got 0" in capsys.readouterr().err
 
 
 def test_images_need_a_family_that_says_how_they_count(dataset, processor_folder, tmp_path, capsys):
