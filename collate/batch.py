@@ -50,6 +50,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         media_feature_index: int64 [1, T / cp_size] in a shard cut by the caller: the feature that each anchor takes, counted
             within its modality, and -1 elsewhere; None otherwise.
         microbatch: number of the pack within its step; None for a pack that belongs to none.
+        step_number: number of that step.
     """
 
     adapter: ModelAdapter
@@ -78,6 +79,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     cp_indices: torch.Tensor | None = None
     media_feature_index: torch.Tensor | None = None
     microbatch: int | None = None
+    step_number: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):

@@ -173,6 +173,11 @@ class PackingScheduler(Iterator[PackedStep]):
         """
         return self._preparer.buffer_bytes
 
+    def __repr__(self) -> str:
+        groups, step = self._groups, 0 if self._behind is None else self._behind.step
+        where = f"rank {groups.rank} of {groups.num_ranks}, before step {step}{', closed' if self._closed else ''}"
+        return f"<PackingScheduler: {self._adapter.name!r}, {where}>"
+
     def __iter__(self) -> Self:
         self._ended = False
         return self

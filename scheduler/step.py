@@ -102,6 +102,14 @@ class PackedStep(Sequence[PackedBatch]):
         self.seqlen_sum, self.seqlen_squared_sum = int(tokens.sum()), _sum_of_squares(tokens)
         self.padded_seqlen_sum, self.padded_seqlen_squared_sum = int(padded.sum()), _sum_of_squares(padded)
 
+    def __repr__(self) -> str:
+        context, mine = self._context, self.plan.rank == self._context.rank
+        counts = f"{int(mine.sum())} of {int((self.plan.rank >= 0).sum())} samples"
+        tokens = f"{int(self.table.tokens[mine].sum())} of {self.seqlen_sum} tokens"
+        packs = f"{self.num_microbatches} micro-batch{'es' if self.num_microbatches > 1 else ''}"
+        ranks = f"rank {context.rank} of {context.num_replicas // context.cp_size}"
+        return f"<PackedStep {self.stats.step}: {ranks}, {packs}, {counts}, {tokens}>"
+
     @property
     def context(self) -> StepContext:
         """What all steps of the scheduler share: settings, rank, connection."""
@@ -139,7 +147,10 @@ class PackedStep(Sequence[PackedBatch]):
         Raises:
             UnsafeModelError: DDP, where the last micro-batch may leave a trained tower out; FSDP, where a micro-batch may run a
                 tower on some ranks alone.
+            ValueError: a batch of another step.
         """
+        if batch.step_number not in (None, self.stats.step):
+            raise ValueError(f"the pack is of step {batch.step_number}, it runs in step {self.stats.step}")
         config = self._context.config
         refuse_ddp(model, config.sync, tuple(config.trained_modalities or ()))
         if not batch.microbatch:  # once a step: it looks at every module
@@ -153,7 +164,12 @@ class PackedStep(Sequence[PackedBatch]):
             logits: `[1, T, V]` of `batch`.
             batch: one of this step's batches, on the logits' device.
             reduce: "mean" where the wrapper averages gradients over replicas (DDP, FSDP), "sum" where it adds them up.
+
+        Raises:
+            ValueError: a batch of another step, or logits of another length.
         """
+        if batch.step_number not in (None, self.stats.step):
+            raise ValueError(f"the pack is of step {batch.step_number}, its loss was asked of step {self.stats.step}")
         divisor, replicas = self.loss_divisor, self._context.num_replicas
         return packed_loss(logits, batch, divisor=divisor, num_replicas=replicas, reduce=reduce)
 
@@ -200,7 +216,7 @@ class PackedStep(Sequence[PackedBatch]):
             weight_scales=scales,
             pin_memory=context.pin,
         )
-        return msgspec.structs.replace(batch, microbatch=index)
+        return msgspec.structs.replace(batch, microbatch=index, step_number=self.stats.step)
 
     def _dummies(self, index: int) -> list[Sample]:
         rank, adapter = self._context.rank, self._context.adapter

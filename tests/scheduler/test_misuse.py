@@ -5,9 +5,11 @@ import threading
 import pytest
 import torch
 
+from evenpack.collate import pack_samples
 from evenpack.core import Field
 from evenpack.models import adapter_for
 from evenpack.scheduler import CostModel, PackingScheduler, ProcessGroups, SchedulerConfig
+from evenpack.scheduler.testing import run_ranks
 
 from .helpers import TEXT, VISION, open_scheduler, random_source, text_sample
 
@@ -84,3 +86,33 @@ def test_packs_that_hold_no_sample_are_refused_at_construction(cp_size, settings
         return
     with pytest.raises(ValueError, match=text):
         PackingScheduler([], config=config, adapter=TEXT, groups=groups)
+
+
+def test_a_pack_of_another_step_has_another_divisor():
+    with open_scheduler([text_sample(3, index) for index in range(8)]) as scheduler:
+        first, second = next(scheduler), next(scheduler)
+        logits = torch.zeros(1, second[0].total_tokens, 128)
+        with pytest.raises(ValueError, match="the pack is of step 1, its loss was asked of step 0"):
+            first.loss(logits, second[0])
+        with pytest.raises(ValueError, match="the pack is of step 0, it runs in step 1"):
+            second.sync_on_last(torch.nn.Linear(1, 1), first[0])
+        for batch in (second[0], second[0].to("cpu"), second[0].shard(0, 1)):
+            assert second.loss(logits, batch) > 0
+        alone = pack_samples([text_sample(3, 0)], adapter=TEXT)
+        assert second.loss(logits[:, :3], alone) > 0  # of no step: packed by the user
+
+
+def test_a_step_and_a_scheduler_say_what_they_are():
+    with open_scheduler([text_sample(3, index) for index in range(12)]) as scheduler:
+        assert repr(scheduler) == "<PackingScheduler: 'text', rank 0 of 1, before step 0>"
+        step = [next(scheduler), next(scheduler)][-1]
+        assert repr(step) == "<PackedStep 1: rank 0 of 1, 1 micro-batch, 4 of 4 samples, 12 of 12 tokens>"
+        assert repr(scheduler) == "<PackingScheduler: 'text', rank 0 of 1, before step 2>"
+    assert repr(scheduler) == "<PackingScheduler: 'text', rank 0 of 1, before step 2, closed>"
+
+    def fn(rank, num_ranks):
+        with open_scheduler([text_sample(60, f"{rank}-{index}") for index in range(2 + 2 * rank)]) as scheduler:
+            return repr(next(scheduler))
+
+    text = "<PackedStep 0: rank {} of 2, 2 micro-batches, 3 of 6 samples, 180 of 360 tokens>"
+    assert run_ranks(fn, 2) == [text.format(rank) for rank in range(2)]
