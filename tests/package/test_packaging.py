@@ -67,3 +67,27 @@ def test_the_changelog_knows_the_version():
 
     assert f"\n## {__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dynamic"]
+
+
+def test_the_names_of_a_loop_are_at_the_top_and_load_when_they_are_asked_for():
+    code = """
+import sys, evenpack
+heavy = {"torch", "numba", "numpy", "evenpack.scheduler"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+names = {"PackingScheduler", "SchedulerConfig", "ProcessGroups", "CostModel", "adapter_for", "prepare_model"}
+assert names == {*evenpack.__all__} and names <= {*dir(evenpack)}
+assert not heavy & set(sys.modules)
+from evenpack import *
+import evenpack.models, evenpack.scheduler
+for name in evenpack.__all__:
+    home = evenpack.models if name in ("adapter_for", "prepare_model") else evenpack.scheduler
+    assert globals()[name] is getattr(evenpack, name) is getattr(home, name), name
+try:
+    evenpack.PackedSchedular
+except AttributeError as error:
+    assert str(error) == "module 'evenpack' has no attribute 'PackedSchedular'", error
+else:
+    raise SystemExit("no error")
+"""
+    result = python(code)
+    assert result.returncode == 0, result.stderr
