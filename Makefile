@@ -20,12 +20,25 @@ MEGATRON_STAMP := $(MEGATRON_VENV)/.built
 RANKS ?= 2
 DEMO_ARGS ?=
 
+BENCHMARKS := planner exchange overhead packing positions encode index trainer megatron record end-to-end simulate peers pods
+
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv venv-megatron docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods clean
+.PHONY: help venv venv-megatron docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench clean $(BENCHMARKS:%=bench-%)
 
 help:
-	@echo "make demo | test | test-megatron | check-page | lint | docs | dist | compatibility | bench | bench-{planner,exchange,overhead,packing,positions,encode,index,trainer,megatron,record,end-to-end,simulate,peers,pods} | venv | clean"
+	@echo "make demo           train a tiny Qwen2.5-VL on two ranks (RANKS=4, DEMO_ARGS=\"--steps 30\"), about a minute"
+	@echo "make test           all tests (PYTEST_ARGS=...), about ten minutes on two cores"
+	@echo "make test-megatron  the Megatron-Core tests once more, with a later version; needs Python 3.12"
+	@echo "make check-page     the HTML pages in a browser; needs chromium"
+	@echo "make lint           ruff, mypy, pyright"
+	@echo "make docs           the documentation as a site, in site/"
+	@echo "make dist           wheel and sdist in dist/, each tried in an environment of its own"
+	@echo "make compatibility  add what is installed here to the table of tested versions"
+	@echo "make bench          all benchmarks (BENCH_ARGS=...); one of them is make bench-NAME, NAME one of"
+	@echo "                    $(BENCHMARKS)"
+	@echo "make venv           set up .venv, as every target above does; venv-megatron: that of test-megatron"
+	@echo "make clean          remove all that was built"
 
 venv: $(STAMP)
 
@@ -33,7 +46,9 @@ $(STAMP): pyproject.toml
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
+	@echo "installing torch (200 MB or more) ..."
 	$(BIN)/pip install --quiet $(TORCH)
+	@echo "installing evenpack and what its tests need (some minutes) ..."
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
 
@@ -92,7 +107,7 @@ demo: $(STAMP)
 
 bench: bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods
 
-bench-planner bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-index bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods: bench-%: $(STAMP)
+$(BENCHMARKS:%=bench-%): bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
 
 clean:
