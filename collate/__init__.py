@@ -7,6 +7,7 @@ from .alignment import pack_alignment
 from .batch import PackedBatch
 from .boundaries import Boundaries
 from .encoder import SampleEncoder
+from .encoding.processors import load_processor
 from .encoding.settings import EncoderConfig
 from .pack import pack_samples
 from .prepare import prepare_sample
@@ -20,6 +21,7 @@ __all__ = [
     "PackedBatch",
     "SampleEncoder",
     "cp_slots",
+    "load_processor",
     "pack_alignment",
     "pack_samples",
     "prepare_sample",

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from evenpack.collate import SampleEncoder, pack_samples
-from evenpack.collate.encoding.processors import load_processor, saved_settings, without_video
+from evenpack.collate import SampleEncoder, load_processor, pack_samples
 from evenpack.models import adapter_for, prepare_model
-from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
+from evenpack.scheduler import CostModel, PackingScheduler, ProcessGroups, SchedulerConfig
 
 from .pages import ROOT
 
@@ -95,12 +94,10 @@ def shared() -> dict[str, Any]:
 
 def namespace(page: str, rank: int, num_ranks: int) -> dict[str, Any]:
     """Return the names that a page's code may use without defining them; called on every rank, in the folder of files."""
-    from transformers import AutoProcessor, TrainingArguments
+    from transformers import TrainingArguments
 
     # The processes of run_ranks are daemons, which may not start the workers of a loader.
     multiprocessing.current_process()._config["daemon"] = False
-    # transformers' own needs torchvision for videos.
-    AutoProcessor.from_pretrained = lambda folder: without_video(Path(folder), saved_settings(Path(folder)))
     _shorten(TrainingArguments)
     names = shared()
     model, processor, samples = names["model"], names["processor"], [dict(sample) for sample in names["samples"]]
@@ -112,7 +109,7 @@ def namespace(page: str, rank: int, num_ranks: int) -> dict[str, Any]:
         tokenizer=processor.tokenizer, adapter=adapter_for(model.config),
         samples=samples[rank::num_ranks], rows=rows(), SampleEncoder=SampleEncoder, adapter_for=adapter_for,
         prepare_model=prepare_model, pack_samples=pack_samples, PackingScheduler=PackingScheduler, ProcessGroups=ProcessGroups,
-        SchedulerConfig=SchedulerConfig, optimizer=CountingSGD(model.parameters(), lr=0.01),
+        SchedulerConfig=SchedulerConfig, CostModel=CostModel, optimizer=CountingSGD(model.parameters(), lr=0.01),
         config=SchedulerConfig(max_tokens=1024, samples_per_step=8), example=chats()[1],
         loader=DataLoader(samples, batch_size=None, sampler=DistributedSampler(samples, num_ranks, rank)),
         __name__="page", stack=contextlib.ExitStack(),
