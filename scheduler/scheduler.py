@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import functools
 import threading
 import warnings
 import weakref
@@ -26,7 +25,7 @@ from .cost import CostFit, Observation
 from .describe import Describer, SampleCost
 from .empty import why_no_step
 from .groups import ProcessGroups
-from .plan import plan_step, warm_up
+from .plan import plan_step
 from .prefetch import Prefetcher
 from .prepare import Planner, Prepared
 from .relay import Relay
@@ -37,6 +36,7 @@ from .stats import StepStats
 from .step import PackedStep
 from .transports import TransportError
 from .typical import default_cost
+from .warm import warm_up_once
 
 #: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.
 _OPEN: "weakref.WeakSet[PackingScheduler]" = weakref.WeakSet()
@@ -109,7 +109,7 @@ class PackingScheduler(Iterator[PackedStep]):
         cost = default_cost(adapter) if cost is None else cost
         self._costs = Costs(adapter, config, cost)
         self._config = config = self._costs.config
-        _warm_up_once()
+        warm_up_once(groups.rank)
         self._callbacks, self._clock = told, StepClock()
         self._told: PackedStep | None = None
         self._groups = groups
@@ -393,8 +393,3 @@ class PackingScheduler(Iterator[PackedStep]):
             f"the source did not return within {patience:g} s: its thread is left behind", RuntimeWarning, stacklevel=3
         )
         return False
-
-
-@functools.cache
-def _warm_up_once() -> None:
-    warm_up()

@@ -1,0 +1,61 @@
+"""The first start says that it compiles; one process of a node does, and a later start is silent."""
+
+import os
+import subprocess
+import sys
+
+import numba
+import pytest
+
+from evenpack.scheduler import warm
+
+LAUNCHED = ("LOCAL_RANK", "SLURM_LOCALID")
+START = """
+from evenpack.scheduler import PackingScheduler, SchedulerConfig
+PackingScheduler([], config=SchedulerConfig(max_tokens=8, samples_per_step=1), adapter="text").close()
+"""
+
+
+def compile_two():
+    """Compile two functions that no cache holds."""
+    for _ in range(2):
+        numba.njit(lambda value: value + 1)(1)
+
+
+@pytest.mark.parametrize(
+    ("rank", "environment", "lines"),
+    [
+        (0, {}, 1),
+        (1, {}, 0),
+        (8, {"LOCAL_RANK": "0"}, 1),
+        (0, {"LOCAL_RANK": "1"}, 0),
+        (3, {"SLURM_LOCALID": "0"}, 1),
+        (0, {"SLURM_LOCALID": "2"}, 0),
+    ],
+)
+def test_the_first_rank_of_a_node_tells_once(rank, environment, lines, monkeypatch, capsys):
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    warm.warm_up_once(rank, warm=compile_two)
+    assert capsys.readouterr().err == f"{warm.TEXT}\n" * lines
+
+
+def test_what_is_loaded_is_not_told_of():
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    done = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr  # compiled and kept before the tests began
+
+
+def test_a_scheduler_without_a_cache_tells_before_it_compiles(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    started = subprocess.Popen(
+        [sys.executable, "-c", START], env={**environment, "NUMBA_CACHE_DIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert started.stderr is not None and started.stderr.readline() == f"{warm.TEXT}\n"
+    finally:
+        started.kill()  # the rest of the minute tells nothing more
+        started.wait()
+        started.stderr.close()
