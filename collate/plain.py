@@ -9,6 +9,7 @@ import torch
 from ..core import Field, Sample, SampleLayout
 from ..models.adapter import TEXT_FIELDS, ModelAdapter
 from ..models.rope import counting
+from .check import has_wrong_labels
 
 _SHIFTED = frozenset(("tokens", "labels", "loss_mask", "position_ids", "original_seq_len", "padded_seq_len"))
 _OWN = frozenset(("input_ids", "labels", "loss_weights", "sample_id"))
@@ -29,7 +30,7 @@ def plain_sample(raw: Mapping[str, Any], adapter: ModelAdapter) -> Sample | None
     if values is None:
         return None
     ids, weights = values["input_ids"], values["loss_weights"]
-    if ids.numpy().min() < 0 or not np.isfinite(weights.numpy()).all():
+    if ids.numpy().min() < 0 or not np.isfinite(weights.numpy()).all() or has_wrong_labels(values["labels"].numpy()):
         return None
     name = None if shifted else raw.get("sample_id")
     return Sample(values=values, layout=SampleLayout.text(ids.shape[0]), shifted=shifted, sample_id=name)
