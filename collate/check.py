@@ -104,7 +104,7 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
 
 def has_wrong_labels(labels: np.ndarray) -> bool:
     """Whether a label is negative without being -100: neither a target nor the mark of none."""
-    return bool(labels.min() < 0) and bool(((labels < 0) & (labels != IGNORED)).any())
+    return bool(np.count_nonzero(labels < 0) != np.count_nonzero(labels == IGNORED))
 
 
 def check_labels(labels: torch.Tensor, where: str) -> None:
