@@ -57,20 +57,20 @@ _DECODER = msgspec.msgpack.Decoder(_Header)
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A sample, its encoded header, and where its bytes lie; made once, when the sample is described.
+    """A sample, its encoded header, and what is copied behind it; made once, when the sample is described.
 
     Attributes:
         sample: the sample.
         header: msgpack bytes.
         nbytes: size of the whole block in bytes, a multiple of 16.
-        parts: address and size of every tensor's bytes, in the order of the header; empty where one of them does not lie on
-            the host in one piece.
+        parts: every tensor and the size of its bytes, in the order of the header; empty where one of them does not lie on the
+            host in one piece.
     """
 
     sample: Sample
     header: bytes
     nbytes: int
-    parts: tuple[tuple[int, int], ...]
+    parts: tuple[tuple[torch.Tensor, int], ...]
 
     @classmethod
     def of(cls, sample: Sample) -> "Block":
@@ -89,7 +89,7 @@ class Block(msgspec.Struct, frozen=True):
         )
         sizes = [value.numel() * value.element_size() for _, value in tensors]
         direct = all(_lies_plain(value) for _, value in tensors)
-        parts = [(value.data_ptr(), size) for (_, value), size in zip(tensors, sizes, strict=True)] if direct else []
+        parts = [(value, size) for (_, value), size in zip(tensors, sizes, strict=True)] if direct else []
         return cls(sample, header, _PREFIX.size + aligned(len(header)) + sum(map(aligned, sizes)), tuple(parts))
 
     def write(self, out: np.ndarray, address: int | None = None, *, row: int, digest: int) -> None:
@@ -110,19 +110,20 @@ class Block(msgspec.Struct, frozen=True):
         memory[_PREFIX.size : _PREFIX.size + size] = self.header
         at = _PREFIX.size + aligned(size)
         memory[_PREFIX.size + size : at] = _ZEROS[: at - _PREFIX.size - size]
-        for source, length in self.parts or self._pieces():
-            ctypes.memmove(address + at, source, length)
+        for piece, length in self.parts or self._pieces():
+            # Where a tensor lies is asked only now: to send one to another process, torch moves it.
+            ctypes.memmove(address + at, piece.data_ptr(), length)
             end, at = at + length, at + aligned(length)
             memory[end:at] = _ZEROS[: at - end]
         assert at == self.nbytes, (at, self.nbytes)
         _WORD.pack_into(memory, _SUM, block_checksum(memory))  # at once, while the block is in the cache
 
-    def _pieces(self) -> Iterator[tuple[int, int]]:
+    def _pieces(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Bring every tensor to the host in one piece, one after the other."""
         for value in self.sample.values.values():
             if isinstance(value, torch.Tensor):
                 piece = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-                yield piece.data_ptr(), piece.numel() * piece.element_size()
+                yield piece, piece.numel() * piece.element_size()
 
 
 def _lies_plain(value: torch.Tensor) -> bool:

@@ -76,6 +76,17 @@ def test_tensors_of_a_received_block_are_views():
     assert first < got.tensor("input_ids").data_ptr() < first + buffer.numel()
 
 
+def test_tensors_that_torch_moves_meanwhile_travel():
+    """To send a tensor to another process, torch moves it into memory that both see."""
+    value = torch.arange(1000)
+    block = Block.of(sample_of({"x": value}))
+    value.share_memory_()
+    others = [torch.zeros(1000, dtype=torch.int64) for _ in range(10)]  # where it was
+    buffer = torch.zeros(block.nbytes, dtype=torch.uint8)
+    block.write(buffer.numpy(), row=0, digest=0)
+    assert len(others) == 10 and torch.equal(read_block(buffer).tensor("x"), torch.arange(1000))
+
+
 def test_tensors_that_are_not_contiguous_travel():
     values = {"a": torch.arange(12).reshape(3, 4).T, "b": torch.arange(10)[::2], "c": torch.full((3,), 1 + 2j).conj()}
     got = read_block(written(sample_of(values)))
