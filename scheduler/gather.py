@@ -89,7 +89,10 @@ class Gatherer:
         try:
             self._raise_failures(headers, message)
         except EvenpackError as error:
-            raise error from state.error  # on the rank that failed, the cause is at hand
+            mine = state.error  # on the rank that failed, the original is at hand
+            if mine is not None and type(mine) is type(error) and str(mine) == str(error):
+                raise mine from mine.__cause__  # itself, as its own cause it would be shown twice
+            raise error from mine
         _check_agreement(headers, state.free_fields)
         rows, home = self._collect(headers, everyone[:, HEADER.itemsize :], state.rows)
         codes = headers["dtypes"].max(axis=0)

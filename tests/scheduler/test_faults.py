@@ -3,10 +3,11 @@
 import os
 import signal
 import time
+import traceback
 
 import pytest
 
-from evenpack.core import EvenpackError, PeerFailedError, PeerLostError
+from evenpack.core import EvenpackError, FieldShapeError, PeerFailedError, PeerLostError
 from evenpack.scheduler.testing import RankError, run_ranks
 
 from .helpers import drain, flat, open_scheduler, random_source, text_sample
@@ -50,6 +51,21 @@ def test_the_rank_that_failed_keeps_the_cause():
     with open_scheduler(failing_source(0)) as scheduler, pytest.raises(PeerFailedError) as caught:
         next(scheduler)
     assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("cause", [None, OSError("disk")])
+def test_a_message_is_shown_once(cause):
+    """What every rank raises is rebuilt from its text: on the rank that failed it would be its own cause."""
+
+    def source():
+        yield text_sample(5, 0)
+        raise FieldShapeError("no such picture") from cause
+
+    with open_scheduler(source()) as scheduler, pytest.raises(FieldShapeError) as caught:
+        next(scheduler)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("no such picture\n") == 1 and "in source\n" in shown  # where it was raised, too
+    assert caught.value.__cause__ is cause
 
 
 def test_a_source_that_cannot_be_opened_is_reported_like_one_that_raises():
