@@ -32,6 +32,7 @@ class PulledSource:
         self._lock = threading.Lock()
         self._log: deque[list[Mapping[str, Any]]] = deque()
         self._first = 0
+        self._needless = 0
         self._position = 0
         self._turn = 0
         self._ended = False
@@ -49,6 +50,7 @@ class PulledSource:
                     return
                 item = self._log[self._position - self._first]
                 self._position += 1
+                self._let_go()
             yield item
 
     def _pull(self) -> bool:
@@ -68,11 +70,22 @@ class PulledSource:
         return self._position
 
     def forget(self, position: int) -> None:
-        """Let go of the items before a position: their step was handed out."""
-        with self._lock:
-            while self._log and self._first < position:
-                self._log.popleft()
-                self._first += 1
+        """Let go of the items before a position: their step was handed out.
+
+        Whoever reads at this moment does it in our place: a wait for a thread that is busy lasts until the interpreter makes
+        it give way, which is much longer than a whole call takes.
+        """
+        self._needless = position
+        if self._lock.acquire(blocking=False):
+            try:
+                self._let_go()
+            finally:
+                self._lock.release()
+
+    def _let_go(self) -> None:
+        while self._log and self._first < self._needless:
+            self._log.popleft()
+            self._first += 1
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of items read."""
@@ -83,6 +96,7 @@ class PulledSource:
         with self._lock:
             self._turn += 1
             self._position = state["items"]
+            self._needless = min(self._needless, self._position)
             if not self._first <= self._position <= self._first + len(self._log):
                 self._log.clear()
                 self._first = self._position
