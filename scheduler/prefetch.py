@@ -114,6 +114,7 @@ class Prefetcher(Generic[T]):
             return True
         self._allowed.put(False)
         self._thread.join(timeout)
+        self._ready.clear()  # nobody will take them; and an error refers to this object, by its traceback
         return not self._thread.is_alive()
 
     def _allow(self) -> None:
@@ -143,3 +144,4 @@ class Prefetcher(Generic[T]):
             self._num_made += 1
             self._ready.append(made)
             self._arrived.set()
+            del made  # or it would live on in the traceback of an error in the next one

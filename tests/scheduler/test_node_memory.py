@@ -3,7 +3,9 @@
 import gc
 import os
 import resource
+import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from evenpack.scheduler.prefetch import Prefetcher
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import Aborted, HostTransport, node
 from evenpack.scheduler.transports.arena import NUM_SECTIONS, Arena, PeerArena
@@ -273,6 +276,36 @@ def test_nothing_is_left_behind():
     outcomes = run_ranks(fn, 3, backend="gloo")
     assert sorted(flat([names for _, names, *_ in outcomes])) == sorted(f"{r}-{i}" for r in range(3) for i in range(24))
     assert [(near, *rest) for near, _, *rest in outcomes] == [(2, [], 0)] * 3
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_a_worker_that_is_stopped_inside_a_step_holds_nothing(asked):
+    class Made:
+        pass
+
+    alive = weakref.WeakSet()
+    entered, stop = threading.Event(), threading.Event()  # inside the third call, and out of it
+
+    def make():
+        if len(alive) == 2:
+            entered.set()
+            stop.wait(10)
+            raise Aborted("closed")
+        alive.add(made := Made())
+        return made
+
+    gc.disable()
+    try:
+        prefetcher = Prefetcher(make, depth=3, name="test")
+        entered.wait(10)
+        for _ in range(asked):
+            prefetcher.get()
+            prefetcher.used()
+        stop.set()
+        assert prefetcher.close(10)
+        assert not alive
+    finally:
+        gc.enable()
 
 
 def test_what_nobody_closes_goes_when_it_is_dropped():
