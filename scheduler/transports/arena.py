@@ -8,6 +8,7 @@ section and rank, in which that rank says with what it is done.
 
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,4 +163,6 @@ def _needed(size: int) -> Iterator[None]:
 
 def _mapped(fd: int, start: int, size: int) -> np.ndarray:
     """Return part of a file as memory that is unmapped once no array looks into it."""
+    if sys.version_info >= (3, 13):  # earlier ones keep a file descriptor for every mapping
+        return np.frombuffer(mmap.mmap(fd, size, offset=start, trackfd=False), np.uint8)
     return np.frombuffer(mmap.mmap(fd, size, offset=start), np.uint8)
