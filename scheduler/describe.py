@@ -16,6 +16,7 @@ from ..core.sample import TYPE_CODES
 from ..models import ModelAdapter, dummy_sample
 from .blocks import Block
 from .config import SchedulerConfig
+from .plan.config import MEDIA_BITS
 from .rows import MAX_FREE_DTYPES, row_dtype
 
 Grids = Sequence[tuple[int, int, int]]
@@ -66,6 +67,9 @@ class Describer:
         self._by_sample = config.loss_average == "sample"
         self._align = config.segment_align(cp_size)
         self.capacity = segment_limit(config, cp_size)
+        whole = config.max_tokens * cp_size
+        times, multiple = f" on each of {cp_size} ranks" if cp_size > 1 else "", config.pack_align or self._align
+        self._why = "" if self.capacity == whole else f" (max_tokens={config.max_tokens}{times}, in multiples of {multiple})"
         self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
         self._row_dtype = row_dtype(len(cost.phases))
         self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
@@ -148,7 +152,7 @@ class Describer:
             return truncate_sample(sample, self.capacity // self._align * self._align, self._adapter)
         raise OversizeSampleError(
             f"{where}: {sample.num_tokens} tokens ({padded} padded) exceed the capacity of {self.capacity} padded tokens "
-            "a pack; raise max_tokens, or set oversize to 'drop' or 'truncate'"
+            f"a pack{self._why}; raise max_tokens, or set oversize to 'drop' or 'truncate'"
         )
 
     def _cast(self, sample: Sample) -> Sample:
@@ -192,8 +196,8 @@ def media_bits(sample: Sample) -> int:
     """Return the bit flags of a sample's media: 1 image, 2 video, 4 audio."""
     if not len(sample.layout.runs):
         return 0
-    codes = {int(code) for code in sample.layout.runs[:, 2]}
-    return sum(1 << (code - 1) for code in codes)
+    codes = set(sample.layout.runs[:, 2].tolist())
+    return sum(MEDIA_BITS[name] for name, code in TYPE_CODES.items() if code in codes)
 
 
 def dummy_settings(adapter: ModelAdapter, cost: SampleCost) -> dict[str, Any]:

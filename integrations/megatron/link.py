@@ -16,8 +16,6 @@ from .ranks import Ranks
 
 #: Bytes of a note: a fixed size, so that one collective is enough.
 _ROOM = 2048
-#: Most bytes that a rank sends at once to tell all others the same.
-_AT_ONCE = 1 << 22
 _OK, _FAILED, _ENDED = 0, 1, 2
 _LINKS: dict[tuple[str, ...], "Link"] = {}
 
@@ -68,7 +66,7 @@ class Link:
         """
         notes = _row(note) if self._replica is None else self._replica.gather(_row(note))
         if self._readers is not None:
-            notes = _everyones(self._readers, notes.reshape(-1))
+            notes = self._readers.gather(notes.reshape(-1))
         return [_read(row) for row in notes.reshape(-1, _ROOM)]
 
     def deliver(self, payloads: Sequence[torch.Tensor | None] | BaseException | None) -> torch.Tensor | None:
@@ -169,18 +167,6 @@ def _open(store: Any, name: str, rank: int, size: int, timeout: float, share: bo
     if size == 1:
         return None
     return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout, share=share)
-
-
-def _everyones(transport: Transport, row: np.ndarray) -> np.ndarray:
-    """Return the rows of all ranks, uint8 `[num_ranks, n]`, of the same n everywhere.
-
-    Every rank sends its row to all at once: an all-gather hands rows on round a ring, where one rank after the other must wake
-    up. Large rows take that way all the same, as they would be copied for each rank.
-    """
-    if row.size * transport.num_ranks > _AT_ONCE:
-        return transport.gather(row)
-    parts = transport.exchange([torch.from_numpy(row)] * transport.num_ranks, [row.size] * transport.num_ranks)
-    return torch.stack(parts).numpy()
 
 
 def _row(note: Note) -> np.ndarray:

@@ -1,10 +1,13 @@
 """What a row says about its sample, field by field."""
 
+import re
+
 import pytest
 import torch
 
 from evenpack.collate import prepare_sample
 from evenpack.collate.targets import target_stats
+from evenpack.core import OversizeSampleError
 from evenpack.models import adapter_for
 from evenpack.scheduler import SchedulerConfig
 from evenpack.scheduler.describe import Describer
@@ -56,3 +59,25 @@ def test_a_cost_beyond_64_bits_is_no_other_number():
     describer = Describer(adapter=adapter_for("text"), cost=Huge(), config=config, cp_size=1, rank=0)
     with pytest.raises(OverflowError):
         describer({"input_ids": [1]}, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cp_size", "length", "text"),
+    [
+        ({"max_tokens": 60}, 1, 61, "61 tokens (61 padded) exceed the capacity of 60 padded tokens a pack; raise max_tokens"),
+        (
+            {"max_tokens": 63, "align": 4}, 1, 61,
+            "61 tokens (64 padded) exceed the capacity of 60 padded tokens a pack (max_tokens=63, in multiples of 4); raise",
+        ),
+        (
+            {"max_tokens": 33}, 2, 66,
+            "(68 padded) exceed the capacity of 64 padded tokens a pack (max_tokens=33 on each of 2 ranks, in multiples of 4)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_sample_that_is_too_long_is_told_the_capacity_and_why(settings, cp_size, length, text):
+    config = SchedulerConfig(samples_per_step=1, **settings)
+    adapter = adapter_for("text")
+    describer = Describer(adapter=adapter, cost=default_cost(adapter), config=config, cp_size=cp_size, rank=0)
+    with pytest.raises(OversizeSampleError, match=re.escape(text)):
+        describer({"input_ids": list(range(length))}, 0)

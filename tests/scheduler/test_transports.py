@@ -20,6 +20,18 @@ from evenpack.scheduler.transports.buffers import BufferPool
 from .helpers import VISION, flat, image_sample, mixed_source, names_of, open_scheduler
 
 
+@pytest.mark.parametrize("size", [0, 1, 4096, 2_000_001])
+def test_rows_of_any_size_are_gathered(size):
+    def fn(rank, num_ranks):
+        channel = open_channel(ProcessGroups.from_world(), SchedulerConfig(max_tokens=8, samples_per_step=1, timeout=20.0))
+        mine = [np.random.default_rng(peer).integers(0, 256, size, np.uint8) for peer in range(num_ranks)]
+        rows = channel.steps.gather(mine[rank])
+        channel.close()
+        return np.array_equal(rows, np.stack(mine))
+
+    assert run_ranks(fn, 3, backend="gloo") == [True] * 3
+
+
 @pytest.mark.parametrize("transport", ["host", "device"])
 def test_bytes_arrive_in_order_of_rank(transport):
     def fn(rank, num_ranks):
