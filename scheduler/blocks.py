@@ -38,6 +38,9 @@ _DTYPES = [
     (dtype_of(name), dtype_of(name).itemsize, np.dtype(name) if name == "bool" or hasattr(np, name) else None)
     for name in TENSOR_DTYPES
 ]
+_NUM_CODES = len(TENSOR_DTYPES)
+#: Looked up once: they are called for every tensor of every sample that moves.
+_array, _from_numpy = np.ndarray, torch.from_numpy
 _CODES = {name: code for code, name in enumerate(TENSOR_DTYPES, start=1)}
 
 
@@ -113,8 +116,10 @@ class Block(msgspec.Struct, frozen=True):
         for piece, length in self.parts or self._pieces():
             # Where a tensor lies is asked only now: to send one to another process, torch moves it.
             ctypes.memmove(address + at, piece.data_ptr(), length)
-            end, at = at + length, at + aligned(length)
-            memory[end:at] = _ZEROS[: at - end]
+            at += length
+            if gap := -at & (ALIGN - 1):
+                memory[at : at + gap] = _ZEROS[:gap]
+                at += gap
         assert at == self.nbytes, (at, self.nbytes)
         _WORD.pack_into(memory, _SUM, block_checksum(memory))  # at once, while the block is in the cache
 
@@ -188,27 +193,28 @@ def aligned(num_bytes: int) -> int:
 
 def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | None) -> Sample:
     """Check and parse one block, given as an array and as a view of the same bytes."""
-    if raw.size < _PREFIX.size or raw.size % ALIGN:
-        raise CorruptBlockError(f"block has {raw.size} bytes, needs at least {_PREFIX.size} and a multiple of {ALIGN}")
+    found_size = len(memory)
+    if found_size < _PREFIX.size or found_size % ALIGN:
+        raise CorruptBlockError(f"block has {found_size} bytes, needs at least {_PREFIX.size} and a multiple of {ALIGN}")
     magic, version, flags, header_size, found_row, size, found_digest, found_sum, _ = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
         raise CorruptBlockError(f"block starts with {magic!r}, not {_MAGIC!r}")
     if version != WIRE_VERSION:
         raise CorruptBlockError(f"block has wire version {version}, this is version {WIRE_VERSION}")
-    if size != raw.size:
-        raise CorruptBlockError(f"block says {size} bytes, {raw.size} arrived")
-    if header_size > raw.size - _PREFIX.size:
-        raise CorruptBlockError(f"block header says {header_size} bytes, block has {raw.size}")
+    if size != found_size:
+        raise CorruptBlockError(f"block says {size} bytes, {found_size} arrived")
+    if header_size > size - _PREFIX.size:
+        raise CorruptBlockError(f"block header says {header_size} bytes, block has {size}")
     if (expected := block_checksum(memory)) != found_sum:
         raise CorruptBlockError(f"block checksum is {found_sum:016x}, its bytes give {expected:016x}")
     if digest is not None and found_digest != digest:
         raise CorruptBlockError(f"block belongs to plan {found_digest:016x}, expected {digest:016x}")
     if row is not None and found_row != row:
         raise CorruptBlockError(f"block is row {found_row} of the step, expected row {row}")
-    return _parse(raw, memory[_PREFIX.size : _PREFIX.size + header_size], shifted=bool(flags & _SHIFTED))
+    return _parse(raw, size, memory[_PREFIX.size : _PREFIX.size + header_size], bool(flags & _SHIFTED))
 
 
-def _parse(raw: np.ndarray, encoded: memoryview, *, shifted: bool) -> Sample:
+def _parse(raw: np.ndarray, size: int, encoded: memoryview, shifted: bool) -> Sample:
     try:
         header = _DECODER.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -216,27 +222,29 @@ def _parse(raw: np.ndarray, encoded: memoryview, *, shifted: bool) -> Sample:
     values: dict[str, Any] = {}
     at = _PREFIX.size + aligned(len(encoded))
     for name, code, shape in header.tensors:
-        values[name], at = _tensor(raw, at, name, code, shape)
-    if at != raw.size:
-        raise CorruptBlockError(f"block has {raw.size} bytes, its header accounts for {at}")
-    values.update(header.others)
+        values[name], at = _tensor(raw, size, at, name, code, shape)
+    if at != size:
+        raise CorruptBlockError(f"block has {size} bytes, its header accounts for {at}")
+    if header.others:
+        values.update(header.others)
     return Sample(values=values, layout=_layout(header), shifted=shifted, sample_id=header.sample_id)
 
 
-def _tensor(raw: np.ndarray, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+def _tensor(raw: np.ndarray, size: int, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
     # Most tensors have one dimension, and there are many of them.
     count, least = (shape[0], shape[0]) if len(shape) == 1 else (math.prod(shape), min(shape, default=0))
-    if not 1 <= code <= len(TENSOR_DTYPES) or least < 0:
+    if not 1 <= code <= _NUM_CODES or least < 0:
         raise CorruptBlockError(f"block field {name!r} has dtype code {code} and shape {shape}")
     dtype, itemsize, in_numpy = _DTYPES[code - 1]
-    end = at + aligned(count * itemsize)  # Python integers: no overflow
-    if end > raw.size:
-        raise CorruptBlockError(f"block field {name!r} of {count * itemsize} bytes at {at} ends beyond the block's {raw.size}")
+    nbytes = count * itemsize  # Python integers: no overflow
+    end = at + nbytes + (-nbytes & (ALIGN - 1))
+    if end > size:
+        raise CorruptBlockError(f"block field {name!r} of {nbytes} bytes at {at} ends beyond the block's {size}")
     if count == 0:
         return torch.empty(shape, dtype=dtype, device="cpu"), at
     if in_numpy is not None:
-        return torch.from_numpy(np.ndarray(shape, in_numpy, raw, at)), end
-    return torch.from_numpy(raw[at : at + count * itemsize]).view(dtype).reshape(shape), end
+        return _from_numpy(_array(shape, in_numpy, raw, at)), end
+    return torch.from_numpy(raw[at : at + nbytes]).view(dtype).reshape(shape), end
 
 
 def _layout(header: _Header) -> SampleLayout:
