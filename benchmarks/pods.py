@@ -15,13 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.workloads import WORKLOADS, Workload, image_text_phases
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_step, pods, step, warm_up
-from evenpack.scheduler.plan.build import build_problem
-from evenpack.scheduler.plan.describe import describe
+from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_in_pods, plan_step, warm_up
+from evenpack.scheduler.plan.two_level import pods
 
 #: A step of this many seconds, and the share of it that planning may take.
 STEP_SECONDS, SHARE = 20.0, 0.02
@@ -58,33 +56,35 @@ class Clock:
         return run
 
 
-def planned_in_pods(table: SampleTable, num_ranks: int, config: PlanConfig, nodes: Any) -> tuple[StepPlan, Clock, int]:
+def planned_in_pods(
+    table: SampleTable, num_ranks: int, config: PlanConfig, nodes: Any, number: int
+) -> tuple[StepPlan, Clock, int]:
     """The plan by pods, the time of its parts, and how many rounds of pods it took."""
     clock = Clock()
     parts = {
-        (step, "build_problem"): ("coarse", build_problem),
-        (step, "describe"): ("assemble", describe),
-        (pods, "deal"): ("coarse", pods.deal),
-        (pods, "finish"): ("assemble", pods.finish),
-        (pods, "_plan_pod"): ("pod", pods._plan_pod),
-        (pods, "_planned"): ("assemble", pods._planned),
+        "build_problem": ("coarse", pods.build_problem),
+        "describe": ("assemble", pods.describe),
+        "assign_to_pods": ("coarse", pods.assign_to_pods),
+        "finish": ("assemble", pods.finish),
+        "_plan_pod": ("pod", pods._plan_pod),
+        "_planned": ("assemble", pods._planned),
     }
-    for (module, name), (part, function) in parts.items():
-        setattr(module, name, clock.timed(part, function))
+    for name, (part, function) in parts.items():
+        setattr(pods, name, clock.timed(part, function))
     try:
-        plan = clock.timed("coarse", plan_step)(table, num_ranks=num_ranks, config=config, node_of_rank=nodes)
+        plan = clock.timed("coarse", plan_in_pods)(table, num_ranks=num_ranks, config=config, node_of_rank=nodes, pods=number)
     finally:
-        for (module, name), (_, function) in parts.items():
-            setattr(module, name, function)
-    return plan, clock, len(clock.spent.get("pod", ())) // max(config.pods or 1, 1)
+        for name, (_, function) in parts.items():
+            setattr(pods, name, function)
+    return plan, clock, len(clock.spent.get("pod", ())) // number
 
 
 def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, movement: str, flat: bool) -> list[bool]:
     """Print one line; returns the verdicts."""
-    config = PlanConfig(max_tokens=workload.capacity, sync=sync, movement=movement, pods=number, **workload.settings)  # type: ignore[arg-type]
+    config = PlanConfig(max_tokens=workload.capacity, sync=sync, movement=movement, **workload.settings)  # type: ignore[arg-type]
     table, nodes = workload.table, (np.arange(num_ranks) // 8).tolist()
     gc.collect()
-    plan, clock, rounds = planned_in_pods(table, num_ranks, config, nodes)
+    plan, clock, rounds = planned_in_pods(table, num_ranks, config, nodes, number)
     own = np.array(clock.spent["pod"]).reshape(max(rounds, 1), -1).sum(axis=0)
     coarse, assemble = sum(clock.spent["coarse"]), sum(clock.spent["assemble"])
     rank = coarse + assemble + float(own.max())
@@ -97,7 +97,7 @@ def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, m
     if flat:
         gc.collect()
         start = time.thread_time()
-        whole = plan_step(table, num_ranks=num_ranks, config=msgspec.structs.replace(config, pods=1), node_of_rank=nodes)
+        whole = plan_step(table, num_ranks=num_ranks, config=config, node_of_rank=nodes)
         took = time.thread_time() - start
         ratio = plan.value / whole.value
         cells += [
@@ -116,6 +116,12 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(MAKERS), help=f"workloads, of: {', '.join(MAKERS)}")
     options = parser.parse_args()
     warm_up()
+    plan_in_pods(
+        SampleTable.from_lengths(np.arange(1, 65), home=np.arange(64) % 8),
+        num_ranks=8,
+        config=PlanConfig(max_tokens=500),
+        pods=2,
+    )
     num_ranks = 2048 if options.quick else 16_384
     number = num_ranks // pods.RANKS
     targets = f"rank < {STEP_SECONDS * SHARE:.1f} s ({SHARE:.0%} of a step of {STEP_SECONDS:.0f} s)"

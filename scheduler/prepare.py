@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from .describe import Described, Describer
 from .exchange import Exchanger, plan_number
 from .gather import Gatherer, RankState
 from .lists import plan_lists
-from .plan import SampleTable, StepPlan, Team, plan_step
+from .plan import SampleTable, StepPlan, Team, plan_in_pods, plan_step, planner_for
 from .relay import Relay
 from .rows import Gathered, note_of
 from .state import Checkpoint
@@ -256,11 +257,18 @@ class Preparer:
             return plan_lists(table, note_of(gathered.rows), num_ranks=num_ranks, config=config, cp_size=cp_size)
         peers = [[rank] for rank in range(num_ranks)] if config.scope == "rank" else self._channel.peers
         nodes = self._channel.node_of_rank
-        # Over a device transport alone a gather belongs on the training thread; there peers are fixed, and no pods are planned.
-        more = {"team": Team(rank=self._context.rank, gather=self._channel.aside.gather)} if self._planner is plan_step else {}
-        return self._planner(
-            table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=nodes, peers=peers, **more
-        )
+        settings: dict[str, Any] = {
+            "num_ranks": num_ranks,
+            "config": config,
+            "cp_size": cp_size,
+            "node_of_rank": nodes,
+            "peers": peers,
+        }
+        planner = planner_for(len(table)) if self._planner is plan_step else self._planner
+        if planner is plan_in_pods:
+            # Over a device transport alone a gather belongs on the training thread; there peers are fixed, and no pods planned.
+            settings["team"] = Team(rank=self._context.rank, gather=self._channel.aside.gather)
+        return planner(table, **settings)
 
     def _announce(self, error: EvenpackError) -> None:
         """Tell the other ranks, who are a step ahead, why this one stops."""

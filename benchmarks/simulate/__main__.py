@@ -115,7 +115,7 @@ def planning_rows(drawn: dict[str, Drawn], ranks: tuple[int, ...]) -> list[Recor
     for name, sync in PANELS:
         for num_ranks in ranks:
             table = drawn[name].table(num_ranks, False, False)
-            config = config_of(drawn[name], sync, False, 0, pods=1)
+            config = config_of(drawn[name], sync, False, 0)
             for way, planner in TIMED.items():
                 wall, cpu, plan = timed(lambda p=planner, t=table, c=config, r=num_ranks: p(t, num_ranks=r, config=c))
                 records.append({"workload": name, "sync": sync, "ranks": num_ranks, "way": way, "cpu": cpu, "wall": wall,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import numpy as np
 
-from ...scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_step
+from ...scheduler.plan import PlanConfig, SampleTable, StepPlan, planner_for
 from ...scheduler.plan.table import Ints
 from ...scheduler.stats import StepStats, step_stats
 from .opponents.alone import packed_alone, padded_alone
@@ -17,7 +17,7 @@ Planner = Callable[..., StepPlan]
 OURS = "evenpack"
 #: Name to planner, in the order of the table.
 METHODS: dict[str, Planner] = {
-    OURS: plan_step,
+    OURS: lambda table, **settings: planner_for(len(table))(table, **settings),
     "padded batches": padded_alone,
     "in-batch packing": packed_alone,
     "next-fit (Megatron-Core)": next_fit,

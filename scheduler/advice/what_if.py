@@ -8,7 +8,7 @@ import numpy as np
 
 from ..config import SchedulerConfig
 from ..outliers import waiting_outliers
-from ..plan import SampleTable, StepPlan, plan_step
+from ..plan import SampleTable, StepPlan, plan_step, planner_for
 from ..rows import Gathered, row_dtype, with_note
 
 #: Steps that a heavy sample may wait in the simulation of `defer`.
@@ -36,7 +36,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def plan(self, table: SampleTable, config: SchedulerConfig | None = None) -> StepPlan:
         """Plan a table, under other settings where they are given."""
-        return plan_step(
+        return planner_for(len(table))(
             table,
             num_ranks=self.num_ranks,
             config=config or self.config,

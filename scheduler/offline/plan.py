@@ -8,7 +8,7 @@ import numpy as np
 
 from ...models import ModelAdapter
 from ..describe import SampleCost, dummy_settings
-from ..plan import PlanConfig, SampleTable, StepPlan, plan_step
+from ..plan import PlanConfig, SampleTable, StepPlan, planner_for
 from ..plan.config import check_int
 from ..plan.table import Ints
 from ..typical import default_cost
@@ -153,7 +153,7 @@ class EpochPlanner:
             home=np.arange(len(samples)) % self.num_ranks,
             media=[int(bool(items)) for items in grids],
         )
-        return plan_step(table, num_ranks=self.num_ranks, config=self._plan_config, cp_size=self._cp_size)
+        return planner_for(len(table))(table, num_ranks=self.num_ranks, config=self._plan_config, cp_size=self._cp_size)
 
     def _resolved(self) -> PlanConfig:
         """Return the planner's settings: nothing has a home yet, so movement is free."""

@@ -29,8 +29,6 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
         pipeline_stages: pipeline-parallel size P; adds (P - 1) times a rank's largest micro-batch at `sync="step"`.
         max_segments: most segments per pack, a tail included; None for no limit.
         tolerance: imbalance, relative to the lower bound, below which samples stay at home.
-        pods: groups of ranks that a step is planned in, each on its own (`docs/planner.md`); None lets the planner choose, 1
-            plans all ranks in one piece.
         movement: keep samples at home where balance allows ("minimal"), or ignore homes ("free").
         order: order of a rank's packs: heaviest first, or small ones at both ends (pipelines).
         oversize: what happens to a sample above the capacity.
@@ -50,7 +48,6 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_stages: int = 1
     max_segments: int | None = None
     tolerance: float = 0.01
-    pods: int | None = None
     movement: Movement = "minimal"
     order: Order = "heaviest_first"
     oversize: Oversize = "error"
@@ -64,7 +61,7 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("max_tokens", "microbatch_multiple", "pipeline_stages"):
             check_int(name, getattr(self, name), 1)
-        for name in ("num_microbatches", "max_segments", "align", "pack_align", "pods"):
+        for name in ("num_microbatches", "max_segments", "align", "pack_align"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         check_int("microbatch_cost", self.microbatch_cost, 0)

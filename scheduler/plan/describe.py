@@ -16,7 +16,7 @@ from .tolerance import loosened
 def _code_version() -> str:
     """Hash of this package's sources: ranks with other code plan differently and must find out."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -177,7 +177,7 @@ def fill_costly(problem: Problem, bins: Bins, goal: Ints, fill: Callable[..., No
         if not len(rest):
             break
         level = -(-problem.cost[rest].sum(axis=0) // (ranks * (count - index)))
-        floor = problem.floor[index] if problem.floor is not None and index < len(problem.floor) else 0
+        floor = problem.cost_elsewhere(index)
         heaviest = np.maximum(problem.cost[rest].max(axis=0), floor)
         over = heaviest / np.maximum(level, 1)
         phase = int(np.argmax(over))

@@ -16,7 +16,7 @@ def needed(problem: Problem, flags: Ints) -> Ints:
     rank carries each trained modality, since the gradient reduction waits for its parameters.
     """
     if problem.config.sync == "microbatch":
-        everywhere: Ints = np.bitwise_or.reduce(flags, axis=0, initial=problem.elsewhere)[None, :] & ~flags
+        everywhere: Ints = np.bitwise_or.reduce(flags, axis=0, initial=problem.media_elsewhere)[None, :] & ~flags
         return everywhere
     dummies = np.zeros_like(flags)
     dummies[:, -1] = problem.trained & ~flags[:, -1]

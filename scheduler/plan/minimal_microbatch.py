@@ -84,9 +84,9 @@ def _sum_of_largest(problem: Problem, bins: Bins) -> int:
 
 
 def _largest(problem: Problem, load: Ints, count: int) -> Ints:
-    """`[M, K]` largest cost of each micro-batch, or what it may cost anyway where the others set a level."""
+    """`[M, K]` largest cost of each micro-batch, or what it may cost anyway."""
     largest: Ints = load.reshape(problem.num_ranks, count, -1).max(axis=0)
-    return largest if problem.level is None else np.maximum(largest, problem.level)
+    return problem.raised(largest)
 
 
 def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool) -> Bins | None:
@@ -219,7 +219,7 @@ def _lower(problem: Problem, bins: Bins, limit: int, between: str) -> bool:
     if excess <= 0:
         return False
     least = column_goals(problem, bins, load)
-    slack = largest - (least if problem.level is None else np.maximum(least, problem.level))
+    slack = largest - problem.raised(least)
     share = min(excess / max(int(slack.sum()), 1), 1.0)
     goals = largest - np.ceil(slack * share).astype(np.int64)
     packs = np.arange(ranks * count).reshape(ranks, count)

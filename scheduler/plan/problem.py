@@ -1,7 +1,7 @@
 """The integers that the solvers see."""
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from .table import Ints
 LIMIT = 2**53
 #: Steps of more samples than this are planned with less care: time counts more than the last thousandth.
 LARGE = 40_000
+#: Pairs of samples looked at by one call of `kernels.refine`: per sample, and besides.
+WORK_PER_SAMPLE, WORK = 500, 5_000_000
 #: Number of different sets of modalities, as bit flags.
 NUM_SETS = 1 << len(MEDIA_BITS)
 
@@ -26,9 +28,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail
     not counted. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
 
-    A part of a larger step, planned alone, knows of the rest: `brief`, to spend as little time as on the whole; `elsewhere`,
-    bit flags of the media that others may carry in any micro-batch; `floor`, `[m, K]` what the first micro-batches cost
-    elsewhere anyway; `level`, `[M, K]` what every micro-batch may cost.
+    What a part of a larger step knows of the rest, it says by overriding `is_large`, `work`, `media_elsewhere`,
+    `cost_elsewhere` and `raised` (`two_level.sharing.PodProblem`); here the step is all there is.
     """
 
     config: PlanConfig
@@ -51,15 +52,29 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     dummy_known: int
     node: Ints
     allowed: npt.NDArray[np.bool_] | None
-    brief: bool = False
-    elsewhere: int = 0
-    floor: Ints | None = None
-    level: Ints | None = None
 
     @property
     def is_large(self) -> bool:
         """Whether time counts more than the last thousandth."""
-        return self.brief or len(self.size) > LARGE
+        return len(self.size) > LARGE
+
+    @property
+    def work(self) -> int:
+        """Most pairs of samples that one call of `kernels.refine` looks at: a bound on its time."""
+        return WORK_PER_SAMPLE * len(self.size) + WORK
+
+    @property
+    def media_elsewhere(self) -> int:
+        """Bit flags of the media that ranks outside this problem may carry in any micro-batch."""
+        return 0
+
+    def cost_elsewhere(self, index: int) -> Ints | int:
+        """Cost per phase that a micro-batch has on ranks outside this problem."""
+        return 0
+
+    def raised(self, largest: Ints) -> Ints:
+        """`[M, K]` largest costs, raised to what every micro-batch may cost because of ranks outside this problem."""
+        return largest
 
     @property
     def num_phases(self) -> int:
@@ -68,7 +83,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @property
     def modalities(self) -> int:
         """Bit flags of all media in the step."""
-        return int(np.bitwise_or.reduce(self.media, initial=self.elsewhere))
+        return int(np.bitwise_or.reduce(self.media, initial=self.media_elsewhere))
 
     @property
     def allowed_or_any(self) -> npt.NDArray[np.bool_]:
@@ -127,7 +142,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
         shares: npt.NDArray[np.float64] = self.cost / np.maximum(self.cost.sum(axis=0), 1)
         return shares
 
-    def subset(self, index: npt.NDArray[Any]) -> "Problem":
+    def subset(self, index: npt.NDArray[Any]) -> Self:
         """The same problem with some of its samples; `kept` then counts positions in this problem."""
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         # A new object: cached orders do not carry over.

@@ -12,10 +12,6 @@ ROUNDS = 24
 BUDGET = 2048
 #: Rounds without success, each with other partners, before a group of packs is left as it is.
 PATIENCE = 4
-#: Pairs of samples looked at by one call: a bound on its time.
-WORK_PER_SAMPLE, WORK = 500, 5_000_000
-#: The same per sample where a part of a larger step is planned: the time of one rank is the time of all.
-BRIEF_WORK = 60
 #: Excess over the mean that is not worth an exchange: a fraction of it.
 GOOD_ENOUGH = 4000
 
@@ -52,7 +48,7 @@ def exchange(
         BUDGET if problem.num_phases == 1 else BUDGET // 4,
         patience,
         choices,
-        BRIEF_WORK * len(problem.size) if problem.brief else WORK_PER_SAMPLE * len(problem.size) + WORK,
+        problem.work,
         problem.home,
         problem.allowed_or_any,
         bins.count,

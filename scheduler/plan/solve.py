@@ -193,7 +193,7 @@ def attempt(problem: Problem, count: int, bound: int, build: Builder | None = No
         if found is not None:
             return found
     # A part alone cannot say which micro-batch carries what on all ranks.
-    return None if step or not flags or problem.elsewhere else _segregate(problem, count)
+    return None if step or not flags or problem.media_elsewhere else _segregate(problem, count)
 
 
 def _segregate(problem: Problem, count: int) -> Assignment | None:

@@ -9,7 +9,6 @@ from . import bounds
 from .build import build_problem
 from .config import Movement, PlanConfig, Sync
 from .describe import describe
-from .pods import Team, is_near, num_pods, solve_in_pods
 from .result import StepPlan
 from .solve import solve
 from .table import SampleTable
@@ -23,7 +22,6 @@ def plan_step(
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
-    team: Team | None = None,
 ) -> StepPlan:
     """Assign every sample of a step to a rank and a micro-batch.
 
@@ -36,7 +34,6 @@ def plan_step(
         cp_size: context-parallel size; a pack holds `max_tokens * cp_size` padded tokens.
         node_of_rank: `[R]`, node of each rank; moves inside a node come first.
         peers: ranks that each rank may send samples to (sequence or mapping of ranks, or `[R, R]` bool); None for all.
-        team: ranks that plan the same step at the same time, to share the work of a very large one. The plan is the same.
 
     Returns:
         The plan, with its certificate.
@@ -55,10 +52,7 @@ def plan_step(
     """
     problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=node_of_rank, peers=peers)
     bound = bounds.objective(problem)
-    found = solve_in_pods(problem, bound, team) if num_pods(problem) > 1 else None
-    if found is not None and not is_near(problem, bound, found):
-        found = None
-    return describe(table, problem, found or solve(problem, bound), bound)
+    return describe(table, problem, solve(problem, bound), bound)
 
 
 def warm_up() -> None:
@@ -72,10 +66,6 @@ def warm_up() -> None:
                 config = PlanConfig(max_tokens=150, sync=sync, movement=movement, tolerance=0.0)
                 for peers in (None, [[1], [2], [0]]):
                     plan_step(table, num_ranks=3, config=config, peers=peers)
-        for movement in get_args(Movement):
-            for sync in get_args(Sync):
-                plan_step(table, num_ranks=3, config=PlanConfig(max_tokens=150, sync=sync, movement=movement, pods=2))
         # All at one rank that may send to one other: samples that find no room at home.
         table = SampleTable.from_lengths(lengths, home=homes * 0, cost=cost)
         plan_step(table, num_ranks=3, config=PlanConfig(max_tokens=150), peers=[[1], [2], [0]])
-        plan_step(table, num_ranks=3, config=PlanConfig(max_tokens=150, pods=2))

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..config import SchedulerConfig
 from ..lists import plan_lists
-from ..plan import StepPlan, plan_step
+from ..plan import StepPlan, plan_step, planner_for
 from ..plan.describe import CODE_VERSION
 from .header import RunHeader
 from .record import RecordedStep
@@ -33,7 +33,7 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
         )
     if not is_replayable(header):
         raise ValueError(f"step {recorded.stats.step} was planned by {header.planner}, which a replay cannot call")
-    return plan_step(
+    return planner_for(len(recorded.table))(
         recorded.table,
         num_ranks=header.num_ranks,
         config=config,

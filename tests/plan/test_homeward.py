@@ -1,10 +1,12 @@
 """Samples come home where that costs nothing: against the same thing written plainly, and on whole plans."""
 
+from functools import partial
+
 import msgspec
 import numpy as np
 import pytest
 
-from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
+from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_in_pods, plan_step
 from evenpack.scheduler.plan.bins import Bins
 from evenpack.scheduler.plan.build import build_problem
 from evenpack.scheduler.plan.homeward import bring_home, packs_to_homes
@@ -155,9 +157,10 @@ def test_a_finer_unit_of_costs_leaves_a_plan_as_it_is(pods):
     rng = np.random.default_rng(0)
     tokens, home = np.minimum(rng.lognormal(6, 1, 400).astype(int) + 1, 8192), np.sort(rng.integers(0, 8, 400))
     cost = np.stack([tokens, tokens[::-1] // 2], axis=1)
-    config = PlanConfig(max_tokens=8192, sync="microbatch", pods=pods)
+    config = PlanConfig(max_tokens=8192, sync="microbatch")
+    planner = plan_step if pods == 1 else partial(plan_in_pods, pods=pods)
     coarse, fine = (
-        plan_step(SampleTable.from_lengths(tokens, home=home, cost=cost << shift), num_ranks=8, config=config)
+        planner(SampleTable.from_lengths(tokens, home=home, cost=cost << shift), num_ranks=8, config=config)
         for shift in (16, 32)
     )
     assert fine.moved_bytes == coarse.moved_bytes

@@ -15,11 +15,11 @@ from test_properties import check, instances
 
 from benchmarks.workloads import WORKLOADS, image_text_phases
 from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
-from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_step, pod_kernels, pods
-from evenpack.scheduler.plan import deal as deal_module
+from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_in_pods, plan_step
 from evenpack.scheduler.plan.build import build_problem
-from evenpack.scheduler.plan.deal import Pods, deal, part
 from evenpack.scheduler.plan.integers import portion
+from evenpack.scheduler.plan.two_level import pod_kernels, pods, sharing
+from evenpack.scheduler.plan.two_level.sharing import PodProblem, Pods, assign_to_pods, pod_problem
 from evenpack.scheduler.testing import run_ranks
 from evenpack.scheduler.transports import MemoryHub
 
@@ -39,7 +39,7 @@ def together(table, num_ranks, **settings):
 
     def plan(rank, _):
         team = Team(rank=rank, gather=hub.transport(rank).gather)
-        return plan_step(table, num_ranks=num_ranks, team=team, **settings)
+        return plan_in_pods(table, num_ranks=num_ranks, team=team, **settings)
 
     return run_ranks(plan, num_ranks)
 
@@ -53,24 +53,24 @@ def workload(name: str, num_ranks: int, **settings):
 @given(instances(), st.integers(2, 3))
 def test_every_plan_keeps_its_promises(instance, number):
     table, ranks, cp_size, config, peers = instance
-    config = msgspec.structs.replace(config, pods=number)
+    settings = {"num_ranks": ranks, "config": config, "cp_size": cp_size, "peers": peers}
     try:
-        plan = plan_step(table, num_ranks=ranks, config=config, cp_size=cp_size, peers=peers)
+        plan = plan_in_pods(table, pods=number, **settings)
     except InfeasiblePlanError:
         with pytest.raises(InfeasiblePlanError):  # what pods cannot plan, one piece cannot either
-            plan_step(table, num_ranks=ranks, config=msgspec.structs.replace(config, pods=1), cp_size=cp_size, peers=peers)
+            plan_step(table, **settings)
         return
     check(plan, table, ranks, cp_size, config, peers)
-    assert same(plan, plan_step(table, num_ranks=ranks, config=config, cp_size=cp_size, peers=peers))
+    assert same(plan, plan_in_pods(table, pods=number, **settings))
 
 
 @pytest.mark.parametrize(("sync", "movement"), MODES)
 @pytest.mark.parametrize("name", ["sft", "phases"])
 def test_ranks_that_share_the_work_get_the_plan_of_one_process(name, sync, movement):
-    table, config = workload(name, 12, sync=sync, movement=movement, pods=3)
+    table, config = workload(name, 12, sync=sync, movement=movement)
     nodes = np.arange(12) // 2
-    alone = plan_step(table, num_ranks=12, config=config, node_of_rank=nodes)
-    assert all(same(alone, plan) for plan in together(table, 12, config=config, node_of_rank=nodes))
+    alone = plan_in_pods(table, num_ranks=12, config=config, node_of_rank=nodes, pods=3)
+    assert all(same(alone, plan) for plan in together(table, 12, config=config, node_of_rank=nodes, pods=3))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -84,17 +84,17 @@ def test_any_table_is_planned_alike_by_one_and_by_many(seed):
     )  # fmt: skip
     for sync, movement in MODES:
         dummies = {"image": 4, "video": 6}
-        config = PlanConfig(max_tokens=60, sync=sync, movement=movement, pods=int(rng.integers(2, 4)), dummy_tokens=dummies)
-        alone = plan_step(table, num_ranks=ranks, config=config)
-        assert all(same(alone, plan) for plan in together(table, ranks, config=config))
+        config, number = PlanConfig(max_tokens=60, sync=sync, movement=movement, dummy_tokens=dummies), int(rng.integers(2, 4))
+        alone = plan_in_pods(table, num_ranks=ranks, config=config, pods=number)
+        assert all(same(alone, plan) for plan in together(table, ranks, config=config, pods=number))
 
 
 @pytest.mark.parametrize(("sync", "movement"), MODES)
 @pytest.mark.parametrize("name", ["sft", "image-text"])
 def test_objective_within_a_hundredth_of_the_plan_in_one_piece(name, sync, movement):
     table, config = workload(name, 256, sync=sync, movement=movement)
-    flat = plan_step(table, num_ranks=256, config=msgspec.structs.replace(config, pods=1))
-    found = plan_step(table, num_ranks=256, config=msgspec.structs.replace(config, pods=4))
+    flat = plan_step(table, num_ranks=256, config=config)
+    found = plan_in_pods(table, num_ranks=256, config=config, pods=4)
     assert not same(flat, found)  # it is another plan
     assert found.lower_bound == flat.lower_bound
     assert found.value <= flat.value * 1.01
@@ -112,11 +112,11 @@ def test_pods_get_alike_shares(movement, skew):
     """Even where one half of the ranks brings much more than the other."""
     table, config = workload("sft", 64, sync="step", movement=movement)
     table = msgspec.structs.replace(table, cost=np.where(table.home < 32, (table.cost * skew).astype(np.int64), table.cost))
-    problem = build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None)
+    problem = PodProblem.of(build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None))
     bound, groups = bounds.objective(problem), Pods.of(problem.node, 4)
-    share = deal(problem, groups, bounds.fewest_microbatches(problem), bound)
+    share = assign_to_pods(problem, groups, bounds.fewest_microbatches(problem), bound)
     assert np.array_equal(np.sort(share.order), np.arange(len(table)))
-    loads = [int(part(problem, groups, share, pod).weight.sum()) for pod in range(4)]
+    loads = [int(pod_problem(problem, groups, share, pod).weight.sum()) for pod in range(4)]
     assert max(loads) <= 16 * bound * 1.01
     away = 0 if share.rank_of is None else int(table.nbytes[share.rank_of != table.home].sum())
     assert away <= plan_step(table, num_ranks=64, config=config).moved_bytes
@@ -128,35 +128,35 @@ def test_pods_get_alike_shares(movement, skew):
     ids=["one pod asked for", "fixed peers", "few samples"],
 )
 def test_planned_in_one_piece(settings, monkeypatch):
-    monkeypatch.setattr(pods, "_planned", None)  # would be called, and raise
-    monkeypatch.setattr("evenpack.scheduler.plan.step.solve_in_pods", None)
-    table, config = workload("sft", 4, pods=settings.get("pods"))
-    plan_step(table, num_ranks=4, config=config, peers=settings.get("peers"))
+    monkeypatch.setattr(pods, "solve_in_pods", None)  # would be called, and raise
+    table, config = workload("sft", 4)
+    found = plan_in_pods(table, num_ranks=4, config=config, **settings)
+    assert same(found, plan_step(table, num_ranks=4, config=config, peers=settings.get("peers")))
 
 
 def test_a_pod_without_a_plan_sends_every_rank_to_the_plan_in_one_piece(monkeypatch):
-    table, config = workload("sft", 6, pods=3)
-    flat = plan_step(table, num_ranks=6, config=msgspec.structs.replace(config, pods=1))
+    table, config = workload("sft", 6)
+    flat = plan_step(table, num_ranks=6, config=config)
     original = pods._plan_pod
 
     def failing(problem, groups, share, pod, count, bound):
         return None if pod == 1 else original(problem, groups, share, pod, count, bound)
 
     monkeypatch.setattr(pods, "_plan_pod", failing)
-    assert same(plan_step(table, num_ranks=6, config=config), flat)
-    assert all(same(plan, flat) for plan in together(table, 6, config=config))
+    assert same(plan_in_pods(table, num_ranks=6, config=config, pods=3), flat)
+    assert all(same(plan, flat) for plan in together(table, 6, config=config, pods=3))
 
 
 def test_a_plan_far_above_the_bound_is_given_up(monkeypatch):
-    table, config = workload("sft", 6, pods=3)
-    flat = plan_step(table, num_ranks=6, config=msgspec.structs.replace(config, pods=1))
-    assert not same(plan_step(table, num_ranks=6, config=config), flat)
+    table, config = workload("sft", 6)
+    flat = plan_step(table, num_ranks=6, config=config)
+    assert not same(plan_in_pods(table, num_ranks=6, config=config, pods=3), flat)
     monkeypatch.setattr(pods, "FAR", -1000)
-    assert all(same(plan, flat) for plan in together(table, 6, config=config))
+    assert all(same(plan, flat) for plan in together(table, 6, config=config, pods=3))
 
 
 def test_ranks_of_one_pod_that_plan_differently_are_named(monkeypatch):
-    table, config = workload("sft", 4, pods=2)
+    table, config = workload("sft", 4)
     original, calls = pods._plan_pod, []
 
     def wavering(problem, groups, share, pod, count, bound):
@@ -166,13 +166,13 @@ def test_ranks_of_one_pod_that_plan_differently_are_named(monkeypatch):
 
     monkeypatch.setattr(pods, "_plan_pod", wavering)
     with pytest.raises(PlanMismatchError, match="ranks 2 and 3 planned their part of the step differently"):
-        together(table, 4, config=config)
+        together(table, 4, config=config, pods=2)
 
 
 def test_ranks_that_share_a_step_out_differently_are_named(monkeypatch):
     """Rank 2 gives its pod a sample less, so it would send rows of another length: every rank says who, and none waits."""
-    table, config = workload("sft", 4, pods=2, movement="free")
-    original, this = pods.deal, threading.local()
+    table, config = workload("sft", 4, movement="free")
+    original, this = pods.assign_to_pods, threading.local()
 
     def wavering(problem, groups, count, bound):
         share = original(problem, groups, count, bound)
@@ -180,13 +180,13 @@ def test_ranks_that_share_a_step_out_differently_are_named(monkeypatch):
             return share
         return msgspec.structs.replace(share, starts=share.starts + np.array([0, 40, 0]))
 
-    monkeypatch.setattr(pods, "deal", wavering)
+    monkeypatch.setattr(pods, "assign_to_pods", wavering)
     hub = MemoryHub(4)
 
     def plan(rank, _):
         this.rank = rank
         with pytest.raises(PlanMismatchError, match="ranks 0 and 2 shared the step out to pods differently"):
-            plan_step(table, num_ranks=4, config=config, team=Team(rank=rank, gather=hub.transport(rank).gather))
+            plan_in_pods(table, num_ranks=4, config=config, team=Team(rank=rank, gather=hub.transport(rank).gather), pods=2)
 
     run_ranks(plan, 4, timeout=30)
 
@@ -196,8 +196,8 @@ def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
     home = np.repeat(np.arange(8), [90, 90, 4, 4, 4, 4, 4, 4])
     cost = np.where(home < 2, 10, 225)
     table = SampleTable.from_lengths(np.ones(len(home), np.int64), cost=cost, home=home)
-    config = PlanConfig(max_tokens=128, pods=4)
-    alone = plan_step(table, num_ranks=8, config=config)
+    config = PlanConfig(max_tokens=128)
+    alone = plan_in_pods(table, num_ranks=8, config=config, pods=4)
     assert alone.moved_bytes == 0
     counts, hub = [], MemoryHub(8)
 
@@ -208,13 +208,13 @@ def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
             counts.append(rank)
             return transport.gather(row)
 
-        return plan_step(table, num_ranks=8, config=config, team=Team(rank=rank, gather=gather))
+        return plan_in_pods(table, num_ranks=8, config=config, team=Team(rank=rank, gather=gather), pods=4)
 
     assert all(same(alone, plan) for plan in run_ranks(plan, 8))
     assert sorted(counts) == sorted([*range(8)] * 2)
 
 
-@pytest.mark.parametrize("module", [deal_module, pods, pod_kernels])
+@pytest.mark.parametrize("module", [sharing, pods, pod_kernels])
 def test_the_coarse_level_is_written_in_integers(module):
     """No float, no quotient that is one, and none of numpy's functions that make them."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -227,15 +227,15 @@ def test_the_coarse_level_is_written_in_integers(module):
 @pytest.mark.parametrize("name", ["sft", "phases"])
 def test_a_share_holds_integers(name, sync, movement):
     table, config = workload(name, 64, sync=sync, movement=movement)
-    problem = build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None)
-    share = deal(problem, Pods.of(problem.node, 4), 8, bounds.objective(problem))
+    problem = PodProblem.of(build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None))
+    share = assign_to_pods(problem, Pods.of(problem.node, 4), 8, bounds.objective(problem))
     for field in share.__struct_fields__:
         value = getattr(share, field)
         assert value is None or value.dtype == np.int64, field
 
 
 def dealt(order, weight, sizes):
-    """`pod_kernels.deal`, one sample after the other, in exact fractions of 512ths."""
+    """`pod_kernels.deal_out`, one sample after the other, in exact fractions of 512ths."""
     load, out = [0] * len(sizes), {}
     left = list(order)
 
@@ -266,7 +266,7 @@ def test_dealing_out_is_exact(most):
         weight = np.sort(rng.integers(1, most, 4 * sizes.sum() + 3))[::-1].copy()
         order = np.arange(len(weight))
         out = np.empty(len(weight), np.int64)
-        pod_kernels.deal(order, weight, sizes, out)
+        pod_kernels.deal_out(order, weight, sizes, out)
         assert out.tolist() == dealt(order.tolist(), weight.tolist(), sizes.tolist())
 
 
@@ -286,4 +286,4 @@ def test_large_steps_are_planned_in_pods_unasked():
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_setting(value):
     with pytest.raises(ValueError, match="pods must be an integer of at least 1"):
-        PlanConfig(max_tokens=8, pods=value)
+        plan_in_pods(SampleTable.from_lengths([1]), num_ranks=1, config=PlanConfig(max_tokens=8), pods=value)

@@ -1,11 +1,13 @@
 """A scheduler whose ranks share the work of a plan, on simulated ranks and on processes that talk over gloo."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from evenpack.models import adapter_for
-from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
-from evenpack.scheduler.plan import plan_step
+from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig, prepare
+from evenpack.scheduler.plan import plan_in_pods, plan_step
 from evenpack.scheduler.testing import run_ranks
 
 
@@ -16,12 +18,8 @@ def steps_of(rank: int, config: SchedulerConfig) -> list[tuple[bytes, bytes, boo
     found = []
     with PackingScheduler(source, config=config, adapter=adapter_for("text"), groups=ProcessGroups.from_world()) as scheduler:
         for step in scheduler:
-            settings = step.context.config
-            alone = plan_step(step.table, num_ranks=4, config=settings, node_of_rank=step.context.channel.node_of_rank)
-            flat = plan_step(step.table, num_ranks=4, config=SchedulerConfig.from_dict(
-                {"max_tokens": config.max_tokens, "samples_per_step": 12, "sync": config.sync, "movement": config.movement,
-                 "pods": 1}
-            ))  # fmt: skip
+            settings = {"num_ranks": 4, "config": step.context.config, "node_of_rank": step.context.channel.node_of_rank}
+            alone, flat = plan_in_pods(step.table, pods=2, **settings), plan_step(step.table, **settings)
             in_pods = not np.array_equal(step.plan.rank, flat.rank) or not np.array_equal(step.plan.microbatch, flat.microbatch)
             found.append((step.plan.digest, alone.digest, in_pods, [batch.total_tokens for batch in step]))
     return found
@@ -29,8 +27,11 @@ def steps_of(rank: int, config: SchedulerConfig) -> list[tuple[bytes, bytes, boo
 
 @pytest.mark.parametrize("backend", ["threads", "gloo"])
 @pytest.mark.parametrize("movement", ["minimal", "free"])
-def test_every_rank_gets_the_plan_of_one_process(backend, movement):
-    config = SchedulerConfig(max_tokens=128, samples_per_step=12, sync="microbatch", movement=movement, pods=2)
+def test_every_rank_gets_the_plan_of_one_process(backend, movement, monkeypatch):
+    in_pods = partial(plan_in_pods, pods=2)
+    monkeypatch.setattr(prepare, "plan_in_pods", in_pods)
+    monkeypatch.setattr(prepare, "planner_for", lambda num_samples: in_pods)
+    config = SchedulerConfig(max_tokens=128, samples_per_step=12, sync="microbatch", movement=movement)
     everyone = run_ranks(lambda rank, _: steps_of(rank, config), 4, backend=backend, timeout=120)
     assert [len(steps) for steps in everyone] == [2] * 4
     for number in range(2):

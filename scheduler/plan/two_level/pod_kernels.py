@@ -3,14 +3,14 @@
 
 import numpy as np
 
-from .kernels import _jit
+from ..kernels import _jit
 
 #: Bits of a fraction that shares of pods are compared by: what is below 2**53 (`problem.LIMIT`) has room for so many.
 FINE = 9
 
 
 @_jit
-def deal(order, weight, sizes, out):
+def deal_out(order, weight, sizes, out):
     """Deal samples, heaviest first, to pods in turn; in every round the pod that has least so far comes first.
 
     The lightest quarter goes one by one to the pod that has least, which evens out what the heavy ones left.

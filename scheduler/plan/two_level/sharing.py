@@ -7,12 +7,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from . import kernels, pod_kernels, tally
-from .free import free_microbatch
-from .integers import portion, scaled
-from .problem import LIMIT, Problem
-from .table import Ints
-from .tolerance import loosened
+from .. import kernels, tally
+from ..free import free_microbatch
+from ..integers import portion, scaled
+from ..problem import LIMIT, Problem
+from ..table import Ints
+from ..tolerance import loosened
+from . import pod_kernels
 
 Bools = npt.NDArray[np.bool_]
 
@@ -24,6 +25,45 @@ FILL = 50
 SLOPE = 1
 #: A miniature of the step has at least so many ranks.
 MINIATURE = 128
+#: Pairs of samples that one call of `kernels.refine` looks at, per sample: the time of one rank is the time of all.
+WORK_PER_SAMPLE = 60
+
+
+class PodProblem(Problem, frozen=True, kw_only=True, eq=False, dict=True):
+    """A step that is planned by pods, or one pod's part of it, which knows of the rest.
+
+    Attributes:
+        elsewhere: bit flags of the media that other pods may carry in any micro-batch.
+        floor: `[m, K]` what the first micro-batches cost in another pod anyway; None for nothing.
+        level: `[M, K]` what every micro-batch may cost; None where no level was set.
+    """
+
+    elsewhere: int = 0
+    floor: Ints | None = None
+    level: Ints | None = None
+
+    @classmethod
+    def of(cls, problem: Problem) -> "PodProblem":
+        """The whole step, to be planned by pods."""
+        return cls(**{name: getattr(problem, name) for name in Problem.__struct_fields__})
+
+    @property
+    def is_large(self) -> bool:
+        return True
+
+    @property
+    def work(self) -> int:
+        return WORK_PER_SAMPLE * len(self.size)
+
+    @property
+    def media_elsewhere(self) -> int:
+        return self.elsewhere
+
+    def cost_elsewhere(self, index: int) -> Ints | int:
+        return self.floor[index] if self.floor is not None and index < len(self.floor) else 0
+
+    def raised(self, largest: Ints) -> Ints:
+        return largest if self.level is None else np.maximum(largest, self.level)
 
 
 class Pods(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -86,7 +126,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.order[self.starts[pod] : self.starts[pod + 1]]
 
 
-def deal(problem: Problem, pods: Pods, count: int, bound: int) -> Share:
+def assign_to_pods(problem: PodProblem, pods: Pods, count: int, bound: int) -> Share:
     """Share the samples out so that every pod can be planned alone."""
     floor, level = np.zeros((0, problem.num_phases), np.int64), None
     if problem.config.sync == "microbatch":
@@ -104,7 +144,7 @@ def deal(problem: Problem, pods: Pods, count: int, bound: int) -> Share:
     return Share(order=order, starts=starts, rank_of=rank_of, floor=floor, level=level)
 
 
-def part(problem: Problem, pods: Pods, share: Share, pod: int) -> Problem:
+def pod_problem(problem: PodProblem, pods: Pods, share: Share, pod: int) -> PodProblem:
     """One pod's problem; its ranks count from 0. Samples that came from elsewhere move for nothing: they move anyway."""
     first, last = int(pods.first[pod]), int(pods.first[pod + 1])
     index = share.samples(pod)
@@ -119,7 +159,6 @@ def part(problem: Problem, pods: Pods, share: Share, pod: int) -> Problem:
         nbytes=nbytes,
         num_ranks=last - first,
         node=np.unique(problem.node[first:last], return_inverse=True)[1].astype(np.int64),
-        brief=True,
         elsewhere=problem.modalities if problem.config.sync == "microbatch" else 0,
         floor=share.floor,
         level=share.level,
@@ -156,7 +195,7 @@ def _levels(problem: Problem, floor: Ints, rest: int, count: int, bound: int) ->
     return np.concatenate([floor, np.array(level, np.int64)[:, None]])
 
 
-def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
+def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
     """`[M, K]` what micro-batches cost in a plan of a miniature of the step; None where there is none."""
     every = max(problem.num_ranks // MINIATURE, 1)
     small = msgspec.structs.replace(
@@ -164,7 +203,6 @@ def _profile(problem: Problem, count: int, bound: int) -> Ints | None:
         num_ranks=-(-problem.num_ranks // every),
         config=msgspec.structs.replace(problem.config, movement="free"),
         node=problem.node[: -(-problem.num_ranks // every)],
-        brief=True,
     )
     bins = free_microbatch(small, count, False, bound)
     if bins is None:
@@ -181,12 +219,12 @@ def _deal_out(problem: Problem, pods: Pods) -> Ints:
     """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike."""
     pod_of = np.empty(len(problem.size), np.int64)
     if problem.num_phases == 1:
-        pod_kernels.deal(problem.by_weight, problem.weight, pods.sizes, pod_of)
+        pod_kernels.deal_out(problem.by_weight, problem.weight, pods.sizes, pod_of)
         return pod_of
     order = problem.by_share
     for phase in range(problem.num_phases):
         some = order[problem.main_phase[order] == phase]
-        pod_kernels.deal(some, np.ascontiguousarray(problem.cost[:, phase]), pods.sizes, pod_of)
+        pod_kernels.deal_out(some, np.ascontiguousarray(problem.cost[:, phase]), pods.sizes, pod_of)
     return pod_of
 
 

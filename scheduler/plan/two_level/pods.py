@@ -5,25 +5,32 @@ that can talk plan their own pod only and gather the result; the plan is the sam
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...core.errors import PlanMismatchError
-from .bins import Bins
-from .deal import Pods, Share, deal, part
-from .finish import Assignment, finish
-from .problem import Problem
-from .solve import attempt, search
-from .table import Ints
-from .tolerance import loosened
+from ....core.errors import PlanMismatchError
+from .. import bounds
+from ..bins import Bins
+from ..build import build_problem
+from ..config import PlanConfig, check_int
+from ..describe import describe
+from ..finish import Assignment, finish
+from ..problem import Problem
+from ..result import StepPlan
+from ..solve import attempt, search, solve
+from ..step import plan_step
+from ..table import Ints, SampleTable
+from ..tolerance import loosened
+from .sharing import PodProblem, Pods, Share, assign_to_pods, pod_problem
 
 #: A pod has at least so many ranks and samples where the planner chooses.
 RANKS, SAMPLES = 256, 16_384
 #: Steps of fewer samples than this are planned in one piece: that takes less time than to talk about it.
-FROM = 131_072
+VERY_LARGE = 131_072
 #: Numbers of micro-batches that may fail before the step is planned in one piece.
 FAILURES = 3
 #: A plan by pods this near its aim, in thousandths, is not worth another round, with one phase and with several.
@@ -50,13 +57,59 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     gather: Gather
 
 
-def num_pods(problem: Problem) -> int:
+def plan_in_pods(
+    table: SampleTable,
+    *,
+    num_ranks: int,
+    config: PlanConfig,
+    cp_size: int = 1,
+    node_of_rank: Sequence[int] | None = None,
+    peers: Any = None,
+    team: Team | None = None,
+    pods: int | None = None,
+) -> StepPlan:
+    """Assign every sample of a very large step, pod by pod; in one piece where that is faster or plans by pods end too far off.
+
+    Arguments as in `plan_step`, and these; the certificate is that of the whole step.
+
+    Args:
+        team: ranks that plan the same step at the same time, to share the work. The plan is the same as without.
+        pods: number of pods; None for pods of about 256 ranks, from 131,072 samples on.
+
+    Returns:
+        The plan, with its certificate.
+
+    Raises:
+        ValueError: `pods` below 1, and as `plan_step`.
+        PlanMismatchError: ranks of the team did not plan the same step.
+
+    Example:
+        >>> table = SampleTable.from_lengths([8, 8, 4, 4], home=[0, 1, 2, 3])
+        >>> plan_in_pods(table, num_ranks=4, config=PlanConfig(max_tokens=16), pods=2).cost[:, 0, 0].tolist()
+        [8, 8, 4, 4]
+    """
+    if pods is not None:
+        check_int("pods", pods, 1)
+    problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=node_of_rank, peers=peers)
+    bound = bounds.objective(problem)
+    number = num_pods(problem, pods)
+    found = solve_in_pods(problem, bound, number, team) if number > 1 else None
+    if found is not None and not is_near(problem, bound, found):
+        found = None
+    return describe(table, problem, found or solve(problem, bound), bound)
+
+
+def planner_for(num_samples: int) -> Callable[..., StepPlan]:
+    """The scheduler's planner for a step of so many samples: `plan_in_pods` for a very large one, else `plan_step`."""
+    return plan_in_pods if num_samples >= VERY_LARGE else plan_step
+
+
+def num_pods(problem: Problem, wanted: int | None = None) -> int:
     """Number of pods that a step is planned in; 1 for all in one piece."""
-    wanted = problem.config.pods
     if problem.allowed is not None or not len(problem.size):
         return 1
     if wanted is None:
-        wanted = min(problem.num_ranks // RANKS, len(problem.size) // SAMPLES) if len(problem.size) >= FROM else 1
+        wanted = min(problem.num_ranks // RANKS, len(problem.size) // SAMPLES) if len(problem.size) >= VERY_LARGE else 1
     return max(1, min(wanted, problem.num_ranks))
 
 
@@ -72,18 +125,19 @@ def _is_within(problem: Problem, bound: int, found: Assignment, thousandths: int
     return value <= limit + limit * thousandths // 1000
 
 
-def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Assignment | None:
+def solve_in_pods(problem: Problem, bound: int, number: int, team: Team | None = None) -> Assignment | None:
     """Find a plan by pods; None where that does not work, on every rank alike.
 
     Args:
         bound: lower bound of the objective without `microbatch_cost` and pipeline term.
+        number: of pods.
         team: plan the own pod only, and gather the others'; None plans all of them.
 
     Raises:
         PlanMismatchError: ranks shared the samples out differently, or ranks of one pod planned it differently.
     """
-    pods = Pods.of(problem.node, num_pods(problem))
-    whole = msgspec.structs.replace(problem, brief=True)
+    pods = Pods.of(problem.node, number)
+    whole = PodProblem.of(problem)
     near = NEAR[problem.num_phases > 1]
     pipelines = problem.config.sync == "step" and problem.config.pipeline_stages > 1
     failures, enough = 0, False
@@ -92,7 +146,7 @@ def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Ass
         nonlocal failures, enough
         if failures >= FAILURES or enough:
             return None
-        share = deal(whole, pods, count, bound)
+        share = assign_to_pods(whole, pods, count, bound)
         found = _planned(whole, pods, share, count, bound, team)
         failures += found is None
         enough = found is not None and not pipelines and _is_within(whole, bound, found, near)
@@ -103,7 +157,7 @@ def solve_in_pods(problem: Problem, bound: int, team: Team | None = None) -> Ass
     return search(whole, bound, plan)
 
 
-def _planned(problem: Problem, pods: Pods, share: Share, count: int, bound: int, team: Team | None) -> Assignment | None:
+def _planned(problem: PodProblem, pods: Pods, share: Share, count: int, bound: int, team: Team | None) -> Assignment | None:
     if team is None:
         parts = [_plan_pod(problem, pods, share, pod, count, bound) for pod in range(len(pods))]
     else:
@@ -116,13 +170,13 @@ def _planned(problem: Problem, pods: Pods, share: Share, count: int, bound: int,
     return finish(problem, bins)
 
 
-def _plan_pod(problem: Problem, pods: Pods, share: Share, pod: int, count: int, bound: int) -> Ints | None:
+def _plan_pod(problem: PodProblem, pods: Pods, share: Share, pod: int, count: int, bound: int) -> Ints | None:
     """`[n]` pack of each of the pod's samples, counted from its first; None where there is none."""
-    found = attempt(part(problem, pods, share, pod), count, bound)
+    found = attempt(pod_problem(problem, pods, share, pod), count, bound)
     return None if found is None else found.rank * count + found.microbatch
 
 
-def _gathered(problem: Problem, pods: Pods, share: Share, count: int, bound: int, team: Team) -> list[Ints | None]:
+def _gathered(problem: PodProblem, pods: Pods, share: Share, count: int, bound: int, team: Team) -> list[Ints | None]:
     """Plan the own pod; every rank tells an equal part of its pod's plan."""
     pod = int(pods.pod[team.rank])
     own = _plan_pod(problem, pods, share, pod, count, bound)
