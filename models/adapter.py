@@ -44,6 +44,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         patch_dim: size D of one row of `pixel_values`; 0 without vision.
         cp_slicing: who cuts a row for context parallelism: the model, after it inserted media features, or the caller.
         trained_modalities: modalities whose towers are trained.
+        shared_towers: groups of modalities that run through one tower, so that any of them gives all its weights a gradient.
         dummy_grids: modality to the grid (t, h, w) of the smallest legal item.
         pad_token_id: id written at padding.
         model_arguments: names of further forward arguments that the family's models take, though no signature names them.
@@ -70,6 +71,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
     patch_dim: int = 0
     cp_slicing: CpSlicing = "caller"
     trained_modalities: tuple[str, ...] = ()
+    shared_towers: tuple[tuple[str, ...], ...] = ()
     dummy_grids: Mapping[str, tuple[int, int, int]] = {}
     pad_token_id: int = 0
     model_arguments: tuple[str, ...] = ()

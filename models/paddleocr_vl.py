@@ -23,6 +23,7 @@ PADDLEOCR_VL = Family(
         vision_end=101306,
         patch_dim=588,
         trained_modalities=("image",),
+        shared_towers=(),
         dummy_grids={"image": (1, 2, 2)},
         pad_token_id=0,
     ),

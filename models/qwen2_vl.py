@@ -17,6 +17,7 @@ QWEN2_VL = Family(
         patch_dim=1176,
         cp_slicing="model",
         trained_modalities=("image", "video"),
+        shared_towers=(("image", "video"),),
         dummy_grids={"image": (1, 2, 2), "video": (1, 2, 2)},
         pad_token_id=151643,
     ),

@@ -91,7 +91,8 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         """Return these settings with the adapter's values for what the user left open.
 
         Args:
-            **defaults: values for `trained_modalities`, `dummy_tokens` and `dummy_cost`; the user's own entries win.
+            **defaults: values for `trained_modalities`, `shared_towers`, `dummy_tokens` and `dummy_cost`; the user's own
+                entries win.
         """
         changes: dict[str, object] = {}
         for name, value in defaults.items():

@@ -205,6 +205,7 @@ def dummy_settings(adapter: ModelAdapter, cost: SampleCost) -> dict[str, Any]:
     dummies = {modality: dummy_sample(modality, adapter) for modality in adapter.dummy_grids}
     return {
         "trained_modalities": tuple(adapter.trained_modalities),
+        "shared_towers": adapter.shared_towers,
         "dummy_tokens": {modality: sample.num_tokens for modality, sample in dummies.items()},
         "dummy_cost": {
             modality: cost.sample_cost(sample.num_tokens, sample.grids(modality)) for modality, sample in dummies.items()

@@ -161,6 +161,7 @@ class EpochPlanner:
         derived = dummy_settings(self._adapter, self._cost)
         for name in ("dummy_tokens", "dummy_cost"):
             own[name] = {**derived[name], **own[name]}
-        if own["trained_modalities"] is None:
-            own["trained_modalities"] = derived["trained_modalities"]
+        for name in ("trained_modalities", "shared_towers"):
+            if own[name] is None:
+                own[name] = derived[name]
         return PlanConfig(**{**own, "movement": "free"})

@@ -70,7 +70,7 @@ def build_problem(
         limit=_segment_limit(config.max_segments, pack_align > align),
         align=align,
         pack_align=pack_align,
-        trained=sum(MEDIA_BITS[name] for name in set(config.trained_modalities or ())),
+        towers=_towers(config),
         dummy_size=dummy_size,
         dummy_cost=dummy_cost,
         dummy_count=np.array([flags.bit_count() for flags in range(NUM_SETS)], np.int64),
@@ -141,6 +141,19 @@ def _segment_limit(max_segments: int | None, has_tail: bool) -> int:
     if max_segments is None:
         return 2**31
     return max(max_segments - has_tail, 1)
+
+
+def _towers(config: PlanConfig) -> tuple[tuple[int, int], ...]:
+    """Trained towers, as `Problem.towers`. The dummy is of the first trained modality, images before videos."""
+    groups = config.shared_towers or ()
+    alone = tuple((name,) for name in MEDIA_BITS if not any(name in group for group in groups))
+    trained = {name: bit for name, bit in MEDIA_BITS.items() if name in (config.trained_modalities or ())}
+    towers = []
+    for group in (*groups, *alone):
+        own = [bit for name, bit in trained.items() if name in group]
+        if own:
+            towers.append((sum(MEDIA_BITS[name] for name in group), own[0]))
+    return tuple(towers)
 
 
 def _dummies(config: PlanConfig, align: int, num_phases: int) -> tuple[Ints, Ints, int]:

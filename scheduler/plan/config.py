@@ -35,7 +35,8 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
         leftover: what happens to samples that a fixed `num_microbatches` cannot hold.
         align: multiple to which every segment is padded; None means 2 * cp_size if cp_size > 1, else 1.
         pack_align: multiple to which every pack is padded, itself a multiple of `align`; None means `align`.
-        trained_modalities: media whose towers are trained: each must run on every rank in the last micro-batch.
+        trained_modalities: media whose towers are trained: each tower must run on every rank in the last micro-batch.
+        shared_towers: groups of media that run through one tower: at `sync="step"` one of them is enough.
         dummy_tokens: padded tokens of the smallest legal item of a modality.
         dummy_cost: cost per phase of the smallest legal item of a modality.
     """
@@ -55,6 +56,7 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
     align: int | None = None
     pack_align: int | None = None
     trained_modalities: tuple[Modality, ...] | None = None
+    shared_towers: tuple[tuple[Modality, ...], ...] | None = None
     dummy_tokens: Mapping[str, int] = {}
     dummy_cost: Mapping[str, tuple[int, ...]] = {}
 
@@ -76,6 +78,7 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
             check_literal(name, getattr(self, name), get_args(kind))
         for modality in self.trained_modalities or ():
             check_literal("trained_modalities", modality, get_args(Modality))
+        self._check_towers()
         self._check_dummies()
         if self.pack_align is not None and self.pack_align % (self.align or 1):
             raise ValueError(f"pack_align must be a multiple of align={self.align}, got {self.pack_align}")
@@ -84,6 +87,13 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"num_microbatches must be a multiple of microbatch_multiple={self.microbatch_multiple}, "
                 f"got {self.num_microbatches}"
             )
+
+    def _check_towers(self) -> None:
+        grouped = [modality for group in self.shared_towers or () for modality in group]
+        for modality in grouped:
+            check_literal("shared_towers", modality, get_args(Modality))
+        if len(set(grouped)) < len(grouped):
+            raise ValueError(f"shared_towers must name each modality at most once, got {self.shared_towers}")
 
     def _check_dummies(self) -> None:
         for modality, tokens in self.dummy_tokens.items():

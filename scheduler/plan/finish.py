@@ -83,7 +83,7 @@ def pack_sums(problem: Problem, bins: Bins) -> PackSums:
 
 
 def _step_order(problem: Problem, sums: PackSums) -> Ints | None:
-    """`[R, M]` old index at each new one: by cost, but last a pack that holds, or has room for, all trained media."""
+    """`[R, M]` old index at each new one: by cost, but last a pack that runs, or has room for, all trained towers."""
     load = sums.cost.sum(axis=2)
     ranks, count = load.shape
     order = np.argsort(-load, axis=1, kind="stable")
@@ -91,7 +91,7 @@ def _step_order(problem: Problem, sums: PackSums) -> Ints | None:
         order = order[:, small_ends(count)]
     if not problem.trained:
         return order
-    missing = problem.trained & ~sums.media
+    missing = media.missing_towers(problem, sums.media)
     broken = media.overfull(problem, sums.size, sums.count, missing)
     if broken.all(axis=1).any():
         return None

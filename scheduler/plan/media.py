@@ -12,15 +12,24 @@ from .table import Ints
 def needed(problem: Problem, flags: Ints) -> Ints:
     """`[R, M]` bit flags of the dummies that packs with these media need.
 
-    Micro-batch sync: what any rank carries at an index, all ranks carry there. Step sync: the last micro-batch of every
-    rank carries each trained modality, since the gradient reduction waits for its parameters.
+    Micro-batch sync: what any rank carries at an index, all ranks carry there, kind by kind: models run a tower once for
+    each kind of media, and FSDP gathers its weights each time. Step sync: the last micro-batch of every rank runs each
+    trained tower, since the gradient reduction waits for its parameters.
     """
     if problem.config.sync == "microbatch":
         everywhere: Ints = np.bitwise_or.reduce(flags, axis=0, initial=problem.media_elsewhere)[None, :] & ~flags
         return everywhere
     dummies = np.zeros_like(flags)
-    dummies[:, -1] = problem.trained & ~flags[:, -1]
+    dummies[:, -1] = missing_towers(problem, flags[:, -1])
     return dummies
+
+
+def missing_towers(problem: Problem, flags: Ints) -> Ints:
+    """Bit flags of the dummies that run the trained towers which packs with these media leave out; shaped like `flags`."""
+    missing = np.zeros_like(flags)
+    for members, dummy in problem.towers:
+        missing |= np.where(flags & members, 0, dummy)
+    return missing
 
 
 def check_known(problem: Problem, dummies: Ints) -> None:

@@ -26,7 +26,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """The samples to place, without those that the oversize policy dropped.
 
     `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail
-    not counted. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
+    not counted. `towers` are those that are trained: bit flags of the media that run each, and the bit of the dummy that does
+    so where there is none of them. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
 
     What a part of a larger step knows of the rest, it says by overriding `is_large`, `work`, `media_elsewhere`,
     `cost_elsewhere` and `raised` (`two_level.sharing.PodProblem`); here the step is all there is.
@@ -45,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     limit: int
     align: int
     pack_align: int
-    trained: int
+    towers: tuple[tuple[int, int], ...]
     dummy_size: Ints
     dummy_cost: Ints
     dummy_count: Ints
@@ -79,6 +80,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @property
     def num_phases(self) -> int:
         return int(self.cost.shape[1])
+
+    @property
+    def trained(self) -> int:
+        """Bit flags of the dummies that a micro-batch without media needs."""
+        return sum(dummy for _, dummy in self.towers)
 
     @property
     def modalities(self) -> int:

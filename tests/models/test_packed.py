@@ -91,6 +91,18 @@ def test_logits_and_gradients(pair, settings):
     assert error <= (1e-5 if family in FP32_GRADIENTS else 1e-10)
 
 
+def test_modalities_that_share_a_tower_train_the_same_weights(pair):
+    """So a dummy image is enough for DDP where a pack has neither images nor videos, and none where it has one of them."""
+    _, _, prepared = pair
+    adapter = adapter_for(prepared.config)
+    for group in adapter.shared_towers:
+        trained = []
+        for name in group:
+            batch = pack_samples([dummy_sample(name, adapter, torch.float64)], adapter=adapter)
+            trained.append(set(gradients(prepared, [prepared(**batch.forward_kwargs(prepared)).logits[0]])))
+        assert all(names == trained[0] for names in trained) and any("vis" in name for name in trained[0])
+
+
 def test_a_planted_leak_is_seen(pair, monkeypatch):
     """Boundaries of the whole row instead of each segment, in the attention or in the recurrent layers, change the logits."""
     family, _, prepared = pair

@@ -151,6 +151,26 @@ def test_p19_a_text_only_step_too():
     assert (found.dummy_media[:, -1] == 1).all() and found.padded.max() <= 10
 
 
+@pytest.mark.parametrize(
+    ("shared", "sync", "dummies"),
+    [
+        (None, "step", [2, 1, 3]),
+        ((("image", "video"),), "step", [0, 0, 1]),
+        ((("image", "video"),), "microbatch", [2, 1, 3]),  # a tower runs once for each kind, and FSDP gathers each time
+    ],
+)
+def test_p19_media_that_share_a_tower_need_one_dummy(shared, sync, dummies):
+    rows = {"media": [1, 2, 0], "home": [0, 1, 2]}
+    settings = {"sync": sync, "dummy_tokens": {"image": 1, "video": 1}, "trained_modalities": ("image", "video")}
+    found = plan([8] * 3, 3, max_tokens=10, num_microbatches=1, shared_towers=shared, table=rows, **settings)
+    assert found.dummy_media[found.rank, 0].tolist() == dummies
+
+
+def test_p19_a_modality_in_two_shared_towers_is_refused():
+    with pytest.raises(ValueError, match="at most once"):
+        PlanConfig(max_tokens=1, shared_towers=(("image", "video"), ("video", "audio")))
+
+
 def test_p20_the_largest_of_each_phase_adds_up():
     rows = {"cost": [(8, 2), (2, 8)], "home": [0, 1]}
     found = plan([10, 10], 2, max_tokens=10, sync="microbatch", num_microbatches=1, table=rows)

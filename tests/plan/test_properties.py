@@ -53,6 +53,7 @@ def instances(draw):
         num_microbatches=draw(st.sampled_from([None, None, None, 3 * multiple])),
         leftover="drop",
         trained_modalities=draw(st.sampled_from([None, ("image",), ("image", "video")])),
+        shared_towers=draw(st.sampled_from([None, (("image", "video"),)])),
         dummy_tokens=DUMMY,
         dummy_cost=draw(st.sampled_from([{}, {"image": (3,) * phases}])),
     )
@@ -95,8 +96,13 @@ def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: 
     if config.sync == "microbatch":
         assert (carried == carried[0]).all()
     else:
-        trained = sum(BITS[name] for name in config.trained_modalities or ())
-        assert (carried[:, -1] & trained == trained).all()
+        groups = config.shared_towers or (("image",), ("video",))
+        for group in groups:
+            own, members = set(group) & set(config.trained_modalities or ()), sum(BITS[name] for name in group)
+            assert not own or (carried[:, -1] & members).all()
+            dummies = [int(bits & members).bit_count() for bits in plan.dummy_media[:, -1]]
+            needed = [bool(own) and not bits & members for bits in flags[:, -1]]
+            assert dummies == needed, "one dummy for each tower that is missing"
         assert not plan.dummy_media[:, :-1].any()
     assert plan.lower_bound <= plan.value and plan.gap >= 0 and plan.imbalance >= 0.999
     assert plan.value == objective(plan, config)
