@@ -3,17 +3,17 @@
 if __name__ != "evenpack.collate":
     raise ImportError("import this folder as evenpack.collate: under its bare name a second copy of every class would appear")
 
-from .alignment import pack_alignment
-from .batch import PackedBatch
-from .boundaries import Boundaries
-from .encoder import SampleEncoder
+from .encoding.encoder import SampleEncoder
 from .encoding.processors import load_processor
 from .encoding.settings import EncoderConfig
-from .pack import pack_samples
-from .prepare import prepare_sample
-from .shard import cp_slots
-from .targets import shift_targets, target_stats
-from .truncate import truncate_sample
+from .packs.alignment import pack_alignment
+from .packs.batch import PackedBatch
+from .packs.boundaries import Boundaries
+from .packs.pack import pack_samples
+from .packs.shard import cp_slots
+from .packs.targets import shift_targets, target_stats
+from .samples.prepare import prepare_sample
+from .samples.truncate import truncate_sample
 
 __all__ = [
     "Boundaries",

@@ -4,15 +4,15 @@ if __name__ != "evenpack.models":
     raise ImportError("import this folder as evenpack.models: under its bare name a second copy of every class would appear")
 
 from .adapter import ModelAdapter
-from .dummy import dummy_sample, dummy_text
 from .family import Family
-from .forward import forward_arguments
-from .layout import sample_layout
-from .prepare import check_model, prepare_model
-from .probe import verify_isolation
+from .layout.positions import mrope_positions, pack_positions
+from .layout.sample_layout import sample_layout
 from .registry import adapter_for, check_config, register_family
-from .rope import mrope_positions, pack_positions
-from .unwrap import unwrap_model
+from .setup.dummy import dummy_sample, dummy_text
+from .setup.forward import forward_arguments
+from .setup.prepare import check_model, prepare_model
+from .setup.probe import verify_isolation
+from .setup.unwrap import unwrap_model
 
 __all__ = [
     "Family",

@@ -32,7 +32,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         video_end: id written after a video where it is not `vision_end`.
         audio_start: id written before an audio clip.
         audio_end: id written after an audio clip.
-        rope: position rule (see `models.rope`); "1d" gives `[1, T]`, all others `[3, 1, T]`.
+        rope: position rule (see `models.layout.positions`); "1d" gives `[1, T]`, all others `[3, 1, T]`.
         rule_version: the transformers version whose `get_rope_index` the rule equals.
         merge_size: side of the square of patches that becomes one feature.
         temporal_merge: frames merged into one temporal position ("temporal_merge" rule).

@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 
 from .adapter import ModelAdapter
-from .cohere_compass import COHERE_COMPASS
 from .configs import adapter_value, config_values, from_config
-from .ernie4_5_vl import ERNIE4_5_VL_MOE
+from .families.cohere_compass import COHERE_COMPASS
+from .families.ernie4_5_vl import ERNIE4_5_VL_MOE
+from .families.glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
+from .families.paddleocr_vl import PADDLEOCR_VL
+from .families.qwen2_5_vl import QWEN2_5_VL
+from .families.qwen2_vl import QWEN2_VL
+from .families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from .families.qwen3_vl import COSMOS3_OMNI, QWEN3_VL, QWEN3_VL_MOE
+from .families.qwen_omni import QWEN2_5_OMNI, QWEN3_OMNI_MOE
+from .families.text import TEXT
 from .family import Family
-from .glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
-from .paddleocr_vl import PADDLEOCR_VL
-from .qwen2_5_vl import QWEN2_5_VL
-from .qwen2_vl import QWEN2_VL
-from .qwen3_5 import QWEN3_5, QWEN3_5_MOE
-from .qwen3_vl import COSMOS3_OMNI, QWEN3_VL, QWEN3_VL_MOE
-from .qwen_omni import QWEN2_5_OMNI, QWEN3_OMNI_MOE
-from .text import TEXT
 
 #: Every family by name; a new one is a file of its own and a line here.
 FAMILIES: dict[str, Family] = {

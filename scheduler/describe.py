@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import torch
 
-from ..collate.prepare import prepare_sample
-from ..collate.targets import target_stats
-from ..collate.truncate import truncate_sample
+from ..collate.packs.targets import target_stats
+from ..collate.samples.prepare import prepare_sample
+from ..collate.samples.truncate import truncate_sample
 from ..core import FieldShapeError, OversizeSampleError, Sample
 from ..core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
 from ..core.sample import TYPE_CODES

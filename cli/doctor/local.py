@@ -166,7 +166,7 @@ def check_pinned() -> Finding | None:
 
 def check_alignment(*, cp: int, tp: int, sequence_parallel: bool, fp8: Any, max_tokens: int | None = None) -> Finding:
     """Say which `align` and `pack_align` a layout needs, and whether a pack's room fits them."""
-    from ...collate.alignment import pack_alignment
+    from ...collate.packs.alignment import pack_alignment
 
     align, pack_align = pack_alignment(cp_size=cp, tp_size=tp, sequence_parallel=sequence_parallel, fp8=fp8)
     layout = f"cp {cp}, tp {tp}{' with sequence parallelism' if sequence_parallel else ''}{f', FP8 {fp8}' if fp8 else ''}"

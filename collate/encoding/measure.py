@@ -9,12 +9,12 @@ import msgspec
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
 from .errors import UnreadableMediaError
+from .escaper import Shield
 from .media import image_size, open_image
 from .process import TextProcessor, check_modalities
+from .rendered import Written
 from .settings import EncoderConfig
-from .shield import Shield
 from .sizes import Grid, ImageRule, grid_of, image_rule
-from .written import Written
 
 
 class Measured(msgspec.Struct, frozen=True):

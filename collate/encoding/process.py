@@ -10,8 +10,8 @@ from ...core import TYPE_CODES, MediaMismatchError
 from ...models.adapter import ModelAdapter
 from ..masks.extents import Extents, token_extents
 from .errors import UnreadableMediaError
+from .escaper import Shield
 from .settings import EncoderConfig
-from .shield import Shield
 
 #: What a processor returns besides media tensors; none of it is a field of a sample.
 WORKING = ("offset_mapping", "text_replacement_offsets", "attention_mask", "mm_token_type_ids", "token_type_ids")

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from ...models.adapter import ModelAdapter
-from ..targets import IGNORED
+from ..packs.targets import IGNORED
 from .process import Processed
-from .written import Written
+from .rendered import Written
 
 
 def sample_of(

@@ -11,10 +11,10 @@ Megatron-Core before it is called.
 from .attention import segment_attention
 from .batch import StageBatch, get_packed_batch, next_batch
 from .bridge import to_bridge
-from .feed import load_state, state_of
 from .forward import forward_step, model_arguments
 from .model import prepare_model
 from .next_fit import next_fit_planner
+from .session import load_state, state_of
 from .wrap import wrap_data_iterator
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ...collate.shard import cp_slots
+from ...collate.packs.shard import cp_slots
 
 
 @functools.cache

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import torch
 
-from ...collate.megatron import Valid, packed_seq_params
-from ...collate.shard import cp_slots
+from ...collate.packs.megatron import Valid, packed_seq_params
+from ...collate.packs.shard import cp_slots
 from .ranks import Ranks
 
 _TOKENS, _TARGETS = ("tokens", "position_ids"), ("labels", "loss_mask")

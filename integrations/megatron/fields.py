@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from ...collate import PackedBatch
-from ...collate.shard import feature_index
+from ...collate.packs.shard import feature_index
 from ...scheduler import PackedStep
 
 Part = Literal["first", "last"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...models.unwrap import unwrap_model
+from ...models.setup.unwrap import unwrap_model
 from .batch import StageBatch, next_batch
 from .model import check_model
 from .ranks import Ranks

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...core import UnsafeModelError
-from ...models.unwrap import unwrap_model
+from ...models.setup.unwrap import unwrap_model
 
 FUSED = "M-RoPE on packed rows needs apply_rope_fusion=False: the fused kernel counts positions from 0 in every segment"
 UNPREPARED = "M-RoPE with context parallelism needs prepare_model(model): Megatron-Core cuts the angles of the row twice"

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ...collate.alignment import Alignment, Fp8Recipe, pack_alignment
+from ...collate.packs.alignment import Alignment, Fp8Recipe, pack_alignment
 from ...scheduler import SchedulerConfig
 from .ranks import Ranks
 

@@ -15,12 +15,12 @@ from ...scheduler.callbacks import Callbacks
 from ...scheduler.describe import SampleCost
 from ...scheduler.plan.config import check_int
 from ...scheduler.prepare import Planner
-from .feed import Feed, Work, feed_of, own_iterator
+from .codec import decode, encode
 from .fields import fields_of, parts_of, selected
-from .link import Link, Note, check_notes, error_note, link_of
 from .ranks import Ranks
+from .replica import Link, Note, check_notes, error_note, link_of
+from .session import Feed, Work, feed_of, own_iterator
 from .settings import scheduler_config
-from .wire import decode, encode
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):

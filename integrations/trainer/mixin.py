@@ -11,7 +11,7 @@ from torch import nn
 from ...collate import PackedBatch
 from ...core import Field, UnsafeModelError
 from ...models import ModelAdapter
-from ...models.unwrap import unwrap_model
+from ...models.setup.unwrap import unwrap_model
 from ...scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepCallback
 from .checkpoint import load_state, save_state
 from .evaluate import PackedEvaluation

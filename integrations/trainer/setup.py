@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from ...models import ModelAdapter, adapter_for, prepare_model
-from ...models.prepare import decoder_of
-from ...models.unwrap import is_transformers_model, unwrap_model
+from ...models.setup.prepare import decoder_of
+from ...models.setup.unwrap import is_transformers_model, unwrap_model
 
 
 def prepare_for_packs(model: nn.Module) -> None:

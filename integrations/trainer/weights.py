@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...models.unwrap import is_transformers_model
+from ...models.setup.unwrap import is_transformers_model
 
 
 def restore_weights(model: Any, folder: str | Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 import evenpack.collate
 
-MODULES = [name for _, name, _ in pkgutil.iter_modules(evenpack.collate.__path__)]
+MODULES = [info.name for info in pkgutil.walk_packages(evenpack.collate.__path__, "evenpack.collate.")]
 PAGE = Path(__file__).parents[2] / "docs" / "packs.md"
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
-    assert doctest.testmod(importlib.import_module(f"evenpack.collate.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_page():

@@ -142,7 +142,7 @@ class TestTransformers:
         with torch.no_grad():
             logits = prepared_model()(**batch.forward_kwargs(prepared_model())).logits
         assert torch.isfinite(logits).all()
-        from evenpack.models.attention import register_varlen_attention
+        from evenpack.models.attention.varlen import register_varlen_attention
 
         stock = tiny_model()
         stock.set_attn_implementation(register_varlen_attention())

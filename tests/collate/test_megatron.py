@@ -11,7 +11,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     packed_seq_params = pytest.importorskip("megatron.core.packed_seq_params")
 
-from evenpack.collate import megatron, pack_samples
+from evenpack.collate import pack_samples
+from evenpack.collate.packs import megatron
 from evenpack.core import UnsafeModelError
 from evenpack.models import adapter_for, dummy_text
 

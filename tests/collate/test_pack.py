@@ -261,7 +261,7 @@ def test_a_bad_raw_sample_is_named_by_place_and_id():
 
 
 def test_m5_a_field_of_another_length_cannot_leave_the_packer(monkeypatch):
-    from evenpack.collate import pack
+    from evenpack.collate.packs import pack
 
     monkeypatch.setattr(pack, "pack_positions", lambda layouts, cu, adapter: np.arange(cu[-1] + 1)[None])
     with pytest.raises(AssertionError, match="position_ids"):

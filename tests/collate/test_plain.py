@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from evenpack.collate import prepare, prepare_sample
-from evenpack.collate.plain import plain_sample
+from evenpack.collate import prepare_sample
+from evenpack.collate.samples import prepare
+from evenpack.collate.samples.plain import plain_sample
 from evenpack.core import Field, SampleError
 from evenpack.models import adapter_for
 

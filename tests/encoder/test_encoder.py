@@ -293,5 +293,5 @@ def test_docstrings():
     import doctest
     import importlib
 
-    for name in ("conversation", "settings", "shield", "sizes"):
+    for name in ("conversation", "settings", "escaper", "sizes"):
         assert doctest.testmod(importlib.import_module(f"evenpack.collate.encoding.{name}")).failed == 0

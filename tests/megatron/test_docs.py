@@ -7,7 +7,7 @@ import pytest
 
 from . import helpers
 
-MODULES = ["attention", "next_fit", "source", "wire"]
+MODULES = ["attention", "next_fit", "source", "codec"]
 
 
 @pytest.mark.parametrize("name", MODULES)

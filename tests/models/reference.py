@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from evenpack.models import ModelAdapter
-from evenpack.models.items import media_grids, media_seconds
+from evenpack.models.layout.items import media_grids, media_seconds
 
 #: Family to the class that has its `get_rope_index`.
 CLASSES = {

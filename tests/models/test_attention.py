@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evenpack.core import UnsafeModelError
-from evenpack.models.attention import varlen_attention
+from evenpack.models.attention.varlen import varlen_attention
 
 CAUSAL, VISION = SimpleNamespace(is_causal=True), SimpleNamespace(is_causal=False)
 LENGTHS = [5, 1, 9, 4]

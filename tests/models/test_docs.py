@@ -31,7 +31,7 @@ def test_every_family_is_on_the_page():
     assert [name for name in FAMILIES if f"`{name}`" not in page and f'"{name}"' not in page] == []
 
 
-@pytest.mark.parametrize("name", [info.name for info in pkgutil.iter_modules(evenpack.models.__path__)])
+@pytest.mark.parametrize("name", [info.name for info in pkgutil.walk_packages(evenpack.models.__path__, "evenpack.models.")])
 def test_docstring_examples_run(name):
-    module = importlib.import_module(f"evenpack.models.{name}")
+    module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0

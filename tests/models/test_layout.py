@@ -7,7 +7,7 @@ import pytest
 
 from evenpack.core import AmbiguousMediaError, MediaMismatchError
 from evenpack.models import adapter_for, dummy_sample, sample_layout
-from evenpack.models.layout import unique_choice
+from evenpack.models.layout.sample_layout import unique_choice
 from evenpack.models.registry import FAMILIES
 
 QWEN, QWEN3, GLM = adapter_for("qwen2_vl"), adapter_for("qwen3_vl"), adapter_for("glm4v")

@@ -13,8 +13,8 @@ import torch
 from evenpack.collate import pack_samples
 from evenpack.core import SpelledMediaTokenError
 from evenpack.models import adapter_for, dummy_sample, prepare_model
-from evenpack.models.attention import padding_only_mask, varlen_attention
-from evenpack.models.items import media_grids
+from evenpack.models.attention.varlen import padding_only_mask, varlen_attention
+from evenpack.models.layout.items import media_grids
 
 from . import tiny
 

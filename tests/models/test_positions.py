@@ -11,8 +11,8 @@ import pytest
 
 from evenpack.core import SampleLayout
 from evenpack.models import ModelAdapter, adapter_for, pack_positions, sample_layout
-from evenpack.models.items import media_grids, media_seconds
-from evenpack.models.rope import mrope_positions, pack_runs
+from evenpack.models.layout.items import media_grids, media_seconds
+from evenpack.models.layout.positions import mrope_positions, pack_runs
 
 from .reference import CLASSES, own_positions, rope_stub
 from .tiny import random_sample

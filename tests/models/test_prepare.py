@@ -11,8 +11,8 @@ from torch import nn
 from evenpack.collate import pack_samples
 from evenpack.core import UnsafeModelError
 from evenpack.models import adapter_for, check_model, forward_arguments, prepare_model, unwrap_model, verify_isolation
-from evenpack.models.forward import VARLEN_ARGUMENTS
-from evenpack.models.recurrent import Isolated
+from evenpack.models.attention.recurrent import Isolated
+from evenpack.models.setup.forward import VARLEN_ARGUMENTS
 
 from . import tiny
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from evenpack.models import adapter_for, check_config, dummy_sample, dummy_text
-from evenpack.models.items import media_grids, media_seconds
-from evenpack.models.layout import sample_layout
+from evenpack.models.layout.items import media_grids, media_seconds
+from evenpack.models.layout.sample_layout import sample_layout
 from evenpack.models.registry import FAMILIES
 
 from . import tiny

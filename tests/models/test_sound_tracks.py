@@ -9,9 +9,9 @@ import torch
 from evenpack.collate import pack_samples
 from evenpack.core import MediaMismatchError
 from evenpack.models import adapter_for, pack_positions, prepare_model, sample_layout
-from evenpack.models.items import media_grids, media_seconds
-from evenpack.models.omni import VIDEO
-from evenpack.models.rope import run_template
+from evenpack.models.layout.items import media_grids, media_seconds
+from evenpack.models.layout.omni_positions import VIDEO
+from evenpack.models.layout.positions import run_template
 
 from . import tiny
 from .reference import own_positions, rope_stub

@@ -3,7 +3,7 @@
 import pytest
 from transformers import Trainer
 
-from evenpack.models.unwrap import unwrap_model
+from evenpack.models.setup.unwrap import unwrap_model
 from evenpack.scheduler.testing import run_ranks
 
 from .tiny import PER_DEVICE, Recorder, arguments, losses_of, model_of, packed_trainer, relative, samples, single_row

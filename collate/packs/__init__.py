@@ -1,0 +1,1 @@
+"""One pack: segments in a row, its tensors, shards and forward arguments."""

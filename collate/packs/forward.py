@@ -1,0 +1,111 @@
+"""The forward contract: which of a pack's tensors a model is called with."""
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import nn
+
+from ...models.setup.unwrap import is_transformers_model, unwrap_model
+from .model_check import MASK, accepted_arguments, check_batch, is_megatron_module
+
+if TYPE_CHECKING:
+    from .batch import PackedBatch
+
+Stage = Literal["first", "middle", "last"]
+TYPES = "mm_token_type_ids"
+#: Attributes of a pack that a model may name in its signature.
+BOUNDARIES = (
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded",
+    "max_seqlen_q",
+    "max_seqlen_kv",
+    "segment_ids",
+    "media_feature_index",
+)
+
+
+def forward_kwargs(batch: "PackedBatch", model: nn.Module, stage: Stage | None) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass; see `PackedBatch.forward_kwargs`."""
+    if stage not in (None, *get_args(Stage)):
+        raise ValueError(f"stage must be None or one of {get_args(Stage)}, got {stage!r}")
+    inner = unwrap_model(model)
+    names = accepted_arguments(inner, batch.adapter)
+    check_batch(batch, inner, names)
+    offered = transformers_arguments(batch) if is_transformers_model(inner) else other_arguments(batch, inner, names)
+    place = stage_of(inner) if stage is None else (stage == "first", stage == "last")
+    return {name: value for name, value in (offered | staged(batch, *place)).items() if name in names}
+
+
+def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
+    """Return what a transformers model may get: varlen attention over padded boundaries, and no cache.
+
+    `labels` and `shift_labels` stay out: under the first name the model would shift once more.
+    """
+    return {**common_arguments(batch), **varlen_arguments(batch)}
+
+
+def other_arguments(batch: "PackedBatch", inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
+    """Return what another model may get: the pack's attributes under their own names.
+
+    `labels` are given only where the name means shifted ones: to Megatron-Core's modules, and where the adapter says so.
+    """
+    offered = {**common_arguments(batch), **varlen_arguments(batch), **{name: getattr(batch, name) for name in BOUNDARIES}}
+    offered |= {"shift_labels": batch.labels, "loss_mask": batch.loss_mask}
+    if "packed_seq_params" in names:
+        offered["packed_seq_params"] = batch.packed_seq_params()
+    if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:
+        offered["labels"] = batch.labels
+    return offered
+
+
+def varlen_arguments(batch: "PackedBatch") -> dict[str, Any]:
+    """Return the attention arguments of transformers.
+
+    Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
+    """
+    return {
+        "cu_seq_lens_q": batch.cu_seqlens_q_padded,
+        "cu_seq_lens_k": batch.cu_seqlens_kv_padded,
+        "max_length_q": batch.max_seqlen_q,
+        "max_length_k": batch.max_seqlen_kv,
+        "use_cache": False,
+    }
+
+
+def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
+    """Return the arguments under names that mean the same everywhere."""
+    further = {**batch.media, **batch.token_fields, **batch.sample_fields}
+    types = {TYPES: batch.mm_token_type_ids} if TYPES in batch.adapter.fields else {}
+    return {
+        "input_ids": batch.input_ids,
+        "position_ids": batch.position_ids,
+        "attention_mask": None,
+        "padding_mask": batch.padding_mask,
+        MASK: batch.media_token_validity_mask,
+        "seq_idx": batch.seq_idx,
+        **{name: value for name, value in further.items() if batch.adapter.fields[name].to_model},
+        **types,
+    }
+
+
+def staged(batch: "PackedBatch", is_first: bool, is_last: bool) -> dict[str, Any]:
+    """Return the arguments that a pipeline stage does without, as None.
+
+    Rows of pixels go to the first stage, targets to the last. Grids, ids, positions and boundaries go to every stage:
+    positions and multi-token prediction need them.
+    """
+    absent: dict[str, Any] = {}
+    if not is_first:
+        small = ((), (3,))
+        absent |= {f.name: None for f in batch.adapter.fields.of_kind("media") if f.rows == "patches" or f.shape not in small}
+    if not is_last:
+        absent |= dict.fromkeys(("labels", "shift_labels", "loss_mask"))
+    return absent
+
+
+def stage_of(inner: Any) -> tuple[bool, bool]:
+    """Return whether a model holds the first and the last pipeline stage; both, unless a Megatron module says otherwise."""
+    if not is_megatron_module(inner):
+        return True, True
+    return bool(getattr(inner, "pre_process", True)), bool(getattr(inner, "post_process", True))

@@ -1,0 +1,90 @@
+"""Whether a model may be called with packs of a family; the answer is kept, because looking through a model takes long."""
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from ...core import SpelledMediaTokenError, UnsafeModelError
+from ...models.adapter import ModelAdapter
+from ...models.registry import check_config
+from ...models.setup.forward import forward_arguments
+from ...models.setup.prepare import check_model
+from ...models.setup.unwrap import is_transformers_model
+
+if TYPE_CHECKING:
+    from .batch import PackedBatch
+
+MASK = "media_token_validity_mask"
+#: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
+REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
+
+_accepted: "WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], ModelAdapter, frozenset[str]]]" = WeakKeyDictionary()
+
+
+def accepted_arguments(inner: nn.Module, adapter: ModelAdapter) -> frozenset[str]:
+    """Return the names that an unwrapped model's forward pass takes, after checking that it is safe to call.
+
+    Only a model that passed is remembered, and only until its class, its attention implementation or its device changes.
+
+    Raises:
+        NotImplementedError: a model that packs by itself.
+        UnsafeModelError: a model that would mix segments.
+        ValueError: a model whose config is not the one that the adapter was made for.
+    """
+    state = model_state(inner)
+    known = _accepted.get(inner)
+    if known is not None and known[0] == state and known[1] is adapter:
+        return known[2]
+    names = frozenset(forward_arguments(inner, adapter))
+    check_structure(inner, names)
+    check_model(inner)
+    check_config(adapter, getattr(inner, "config", None))
+    _accepted[inner] = state, adapter, names
+    return names
+
+
+def model_state(inner: Any) -> tuple[object, ...]:
+    """Return what the answer depends on and a user may change: class, device, attention implementations."""
+    config = getattr(inner, "config", None)
+    configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    implementations = [getattr(one, "_attn_implementation", None) for one in configs]
+    device = next((parameter.device for parameter in inner.parameters()), None)
+    return type(inner), device, *implementations
+
+
+def check_structure(inner: Any, names: frozenset[str]) -> None:
+    """Check a model by the names of its arguments.
+
+    Raises:
+        NotImplementedError: a model that packs by itself.
+        UnsafeModelError: a Megatron-Core module that takes no boundaries.
+    """
+    name = type(inner).__name__
+    if getattr(inner, "packs_internally", False) or names & REPACKING:
+        raise NotImplementedError(f"{name} packs by itself: the boundaries and masks of this pack would no longer fit")
+    if is_megatron_module(inner) and "packed_seq_params" not in names:
+        raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")
+
+
+def check_batch(batch: "PackedBatch", inner: nn.Module, names: frozenset[str]) -> None:
+    """Check that a model can be told what is special about one pack.
+
+    Raises:
+        SpelledMediaTokenError: text spells a media token, and the model cannot be told.
+        UnsafeModelError: a shard, for a transformers model.
+    """
+    name = type(inner).__name__
+    if batch.num_spelled and MASK not in names:
+        raise SpelledMediaTokenError(
+            f"text of this pack spells a media token {batch.num_spelled} times, and {name} goes by ids alone: it takes no "
+            f"{MASK}. evenpack.models.prepare_model(model) makes a transformers model take it."
+        )
+    if batch.cp_size > 1 and is_transformers_model(inner):
+        shard = f"shard {batch.cp_rank} of {batch.cp_size}"
+        raise UnsafeModelError(f"{name} cannot run {shard}: its boundaries fit whole rows only")
+
+
+def is_megatron_module(inner: nn.Module) -> bool:
+    """Whether an unwrapped model is a Megatron-Core module, told without importing Megatron."""
+    return any(cls.__name__ == "MegatronModule" and cls.__module__.startswith("megatron.") for cls in type(inner).__mro__)

@@ -1,0 +1,172 @@
+"""From samples to a pack: segments laid end to end in one row, ready for a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core import Sample, SampleLayout
+from ...models.adapter import ModelAdapter
+from ...models.layout.positions import pack_positions, pack_runs
+from ..samples.prepare import TYPES, prepare_sample
+from .batch import PackedBatch, check_pack
+from .boundaries import Boundaries
+from .fields import concatenate, lay_out, num_targets, pack_media, pack_targets, pack_tokens, pack_values
+
+#: Token fields that have an attribute of their own.
+OWN = ("input_ids", "labels", "loss_weights", TYPES)
+
+
+def pack_samples(
+    samples: Sequence[Sample | Mapping[str, Any]],
+    *,
+    adapter: ModelAdapter,
+    align: int = 1,
+    pack_align: int = 1,
+    pad_to: int | None = None,
+    max_segments: int | None = None,
+    max_seqlen: int | None = None,
+    num_dummies: int = 0,
+    weight_scales: Sequence[float] | None = None,
+    pin_memory: bool = False,
+) -> PackedBatch:
+    """Pack samples into one THD row.
+
+    Args:
+        samples: prepared samples, or raw mappings, which are prepared here; in segment order.
+        adapter: the model family.
+        align: multiple to which every segment is padded (2 * cp with context parallelism, times tp with sequence
+            parallelism).
+        pack_align: multiple to which the whole row is padded by a tail, itself a multiple of `align`.
+        pad_to: slots of the row, for static shapes; None for as few as fit.
+        max_segments: entries of the boundaries are `max_segments + 1`, for static shapes: trailing ones repeat the last
+            boundary, and `num_segments` counts the live ones. A tail is a segment. None for as many as there are.
+        max_seqlen: constant to report as the longest segment, for captured graphs; None for the longest.
+        num_dummies: how many of the last samples are zero-loss dummies, which have no `sample_id`.
+        weight_scales: factor on each sample's loss weights; None for 1.
+        pin_memory: whether to build the tensors in pinned host memory.
+
+    Returns:
+        The pack, in host memory (fields whose samples lie on a device stay there).
+
+    Raises:
+        ValueError: no sample, settings that exclude one another, or more segments than `max_segments`.
+        OversizeSampleError: more slots than `pad_to`.
+        SampleError: a raw sample that `prepare_sample` refuses, or samples whose fields differ.
+
+    Example:
+        >>> from evenpack.models import adapter_for
+        >>> pack = pack_samples([{"input_ids": [1, 2, 3]}, {"input_ids": [7, 8]}], adapter=adapter_for("text"))
+        >>> pack.labels.tolist(), pack.cu_seqlens_q.tolist()
+        ([[2, 3, -100, 8, -100]], [0, 3, 5])
+    """
+    if not 0 <= num_dummies <= len(samples) or not samples:
+        raise ValueError(f"a pack needs samples, at most all of them dummies: got {len(samples)}, num_dummies={num_dummies}")
+    if weight_scales is not None and len(weight_scales) != len(samples):
+        raise ValueError(f"{len(weight_scales)} weight_scales for {len(samples)} samples")
+    ready = [prepared(sample, index, adapter) for index, sample in enumerate(samples)]
+    bounds = Boundaries([one.num_tokens for one in ready], align=align, pack_align=pack_align, pad_to=pad_to)
+    real, padded = boundary_tensors(bounds, max_segments, pin_memory)
+    labels, weights = pack_targets(ready, weight_scales, bounds, pin_memory)
+    num_samples = len(ready) - num_dummies
+    names = [sample.sample_id for sample in ready[:num_samples]]
+    batch = PackedBatch(
+        adapter=adapter,
+        bounds=bounds,
+        labels=labels.unsqueeze(0),
+        loss_mask=weights.unsqueeze(0),
+        cu_seqlens_q=real,
+        cu_seqlens_q_padded=padded,
+        max_seqlen_q=reported_length(bounds, max_seqlen),
+        sample_ids=names + [None] * (bounds.num_segments - num_samples),
+        loss_tokens=num_targets(weights),
+        num_samples=num_samples,
+        num_spelled=sum(sample.layout.num_spelled for sample in ready),
+        **row_tensors(ready, bounds, adapter, pin_memory),
+        **further_fields(ready, num_dummies, bounds, adapter, pin_memory),
+    )
+    check_pack(batch)
+    return batch
+
+
+def prepared(sample: Sample | Mapping[str, Any], index: int, adapter: ModelAdapter) -> Sample:
+    """Return a prepared sample; a raw one is named by its place and its id in errors."""
+    if isinstance(sample, Sample):
+        return sample
+    name = sample.get("sample_id") if isinstance(sample, Mapping) else None
+    where = f"sample {index}" if name is None else f"sample {index} ({name!r})"
+    return prepare_sample(sample, adapter=adapter, where=where)
+
+
+def boundary_tensors(bounds: Boundaries, max_segments: int | None, pin: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return real and padded boundaries, int32 [S + 1] or [max_segments + 1]; one object where nothing is padded.
+
+    Transformer Engine tells by identity whether there is padding between segments.
+    """
+    extra = 0 if max_segments is None else max_segments - bounds.num_segments
+    if extra < 0:
+        raise ValueError(f"a pack of {bounds.num_segments} segments (a tail counts as one) exceeds max_segments={max_segments}")
+    real = on_host(_filled_up(bounds.cu_real, extra), pin)
+    return (real, on_host(_filled_up(bounds.cu_padded, extra), pin)) if bounds.has_padding else (real, real)
+
+
+def _filled_up(cu: np.ndarray, extra: int) -> np.ndarray:
+    """Return boundaries as int32, the last one repeated `extra` times."""
+    return (np.pad(cu, (0, extra), "edge") if extra else cu).astype(np.int32)
+
+
+def reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
+    """Return the longest padded segment, or the constant to report in its place."""
+    longest = int(bounds.padded.max())
+    if max_seqlen is not None and max_seqlen < longest:
+        raise ValueError(f"max_seqlen={max_seqlen} is less than the longest segment, {longest}")
+    return longest if max_seqlen is None else max_seqlen
+
+
+def row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAdapter, pin: bool) -> dict[str, Any]:
+    """Return ids, positions and masks of a row; all but the ids follow from layouts and boundaries, on the host."""
+    layouts = [sample.layout for sample in samples]
+    ids = lay_out([sample.tensor("input_ids") for sample in samples], 0, adapter.pad_token_id, bounds, pin)
+    positions = on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
+    types, anchors = type_ids(layouts, bounds)
+    segment_ids = on_host(bounds.segment_ids[None], pin)
+    return {
+        "input_ids": ids.unsqueeze(0),
+        "position_ids": positions if adapter.rope == "1d" else positions[:, None],
+        "padding_mask": on_host(bounds.padding_mask[None], pin),
+        "mm_token_type_ids": on_host(types[None], pin),
+        "media_token_validity_mask": on_host(anchors[None], pin),
+        "segment_ids": segment_ids,
+        "seq_idx": segment_ids,
+    }
+
+
+def further_fields(
+    samples: Sequence[Sample], num_dummies: int, bounds: Boundaries, adapter: ModelAdapter, pin: bool
+) -> dict[str, Any]:
+    """Return media, further token fields and per-sample fields; token and media fields that no sample has are absent."""
+    tokens = [field for field in adapter.fields.of_kind("token") if field.name not in OWN]
+    columns = {field.name: pack_tokens(field, samples, num_dummies, bounds, pin) for field in tokens}
+    per_sample = [field for field in adapter.fields.of_kind("sample") if field.name != "sample_id"]
+    return {
+        "media": pack_media(adapter.fields.of_kind("media"), samples, num_dummies, pin),
+        "token_fields": {name: column for name, column in columns.items() if column is not None},
+        "sample_fields": {field.name: pack_values(field, samples, bounds.num_segments) for field in per_sample},
+    }
+
+
+def type_ids(layouts: Sequence[SampleLayout], bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
+    """Return `mm_token_type_ids` of a pack, int64 [T], 0 at text and padding, and where they are not 0, bool [T]."""
+    types, anchors = np.zeros(bounds.total, np.int64), np.zeros(bounds.total, np.bool_)
+    if any(len(layout.runs) for layout in layouts):
+        runs, _ = pack_runs(layouts, bounds.cu_padded)
+        for start, length, code in runs[:, :3].tolist():
+            types[start : start + length], anchors[start : start + length] = code, True
+    return types, anchors
+
+
+def on_host(array: np.ndarray, pin: bool) -> torch.Tensor:
+    """Return an array as a tensor, in pinned memory if `pin`."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return concatenate([tensor], 0, pin) if pin else tensor

@@ -1,0 +1,1 @@
+"""One sample: read, checked, trimmed and truncated."""

@@ -1,0 +1,155 @@
+"""Whether the fields of a sample agree with their declarations and with each other; every error has both numbers."""
+
+import cmath
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core import TYPE_CODES, Field, FieldSet, FieldShapeError, MissingFieldError, UndeclaredFieldError
+from ...models.adapter import ModelAdapter
+from ...models.layout.items import media_grids
+from ..packs.targets import IGNORED
+
+#: What makes a batch of a sample, and the remedies.
+BATCHED = (
+    ": a batch, not a sample. A DataLoader needs batch_size=None, or a collate_fn that leaves lists as they are "
+    "(collate_fn=list); of a processor's batch of one take [0]"
+)
+
+
+def check_names(given: Mapping[str, Any], fields: FieldSet, where: str) -> None:
+    """Check that every field is declared and every required one is there.
+
+    Raises:
+        UndeclaredFieldError: a field that neither the adapter nor the user declared.
+        MissingFieldError: a required field that is absent or None.
+    """
+    unknown = [name for name in given if name not in fields]
+    if unknown:
+        declared = ", ".join(field.name for field in fields)
+        raise UndeclaredFieldError(f"{where}: undeclared field {unknown[0]!r}; declared are {declared}")
+    for field in fields:
+        if field.required and field.name not in given:
+            raise MissingFieldError(f"{where}: required field {field.name!r} is missing")
+
+
+def check_rank(value: torch.Tensor, field: Field, where: str) -> None:
+    """Check a tensor's rank, and its sizes besides the packed axis.
+
+    Raises:
+        FieldShapeError: a tensor that does not fit; both shapes are named.
+    """
+    packed = field.kind != "sample"
+    if field.shape is None:
+        wanted: list[int | None] | None = None
+        fits = not packed or value.ndim > field.axis
+    else:
+        wanted = list(field.shape)
+        if packed:
+            wanted.insert(field.axis, None)
+        fits = len(wanted) == value.ndim and all(w is None or w == n for w, n in zip(wanted, value.shape, strict=True))
+    if not fits:
+        shown = f"at least {field.axis + 1} axes" if wanted is None else str(wanted).replace("None", "*").replace("'", "")
+        hint = BATCHED if field.kind == "token" and wanted is not None and value.ndim == len(wanted) + 1 else ""
+        raise FieldShapeError(f"{where}: {field.name!r} must have shape {shown}, got {list(value.shape)}{hint}")
+
+
+def check_token_lengths(values: Mapping[str, Any], fields: FieldSet, where: str) -> int:
+    """Check that every token field has one value per token, and return the number of tokens.
+
+    Raises:
+        FieldShapeError: an empty sample, or a field of another length.
+    """
+    length = len(values["input_ids"])
+    if length == 0:
+        raise FieldShapeError(f"{where}: the sample is empty: 'input_ids' has 0 tokens, at least 1 is needed")
+    for field in fields.of_kind("token"):
+        if field.name in values and values[field.name].shape[field.axis] != length:
+            have = values[field.name].shape[field.axis]
+            raise FieldShapeError(f"{where}: {field.name!r} has {have} values, but 'input_ids' has {length}")
+    return length
+
+
+def check_finite(values: Mapping[str, Any], where: str) -> None:
+    """Check that floating tensors in host memory hold no NaN and no infinity.
+
+    Tensors on a device are left alone: reading them would wait for the device once per sample.
+
+    Raises:
+        FieldShapeError: a tensor with values that are not finite; their number is named.
+    """
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.device.type != "cpu":
+            continue
+        # One pass without a mask: a finite sum means finite values. A sum may overflow though values are finite.
+        if cmath.isfinite(value.sum().item()):
+            continue
+        bad = int((~torch.isfinite(value)).sum())
+        if bad:
+            raise FieldShapeError(f"{where}: {name!r} has {bad} of {value.numel()} values that are not finite")
+
+
+def check_ids(input_ids: torch.Tensor, where: str) -> None:
+    """Check that no token id is negative.
+
+    Raises:
+        FieldShapeError: a negative id; the first is named.
+    """
+    if int(input_ids.numpy().min() if input_ids.is_cpu else input_ids.min()) < 0:
+        at = int(torch.argmax((input_ids < 0).to(torch.uint8)))
+        raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
+
+
+def has_wrong_labels(labels: np.ndarray) -> bool:
+    """Whether a label is negative without being -100: neither a target nor the mark of none."""
+    return bool(np.count_nonzero(labels < 0) != np.count_nonzero(labels == IGNORED))
+
+
+def check_labels(labels: torch.Tensor, where: str) -> None:
+    """Check that labels are ids, or -100 where nothing is learned.
+
+    Raises:
+        FieldShapeError: another negative label; the first is named.
+    """
+    array = labels.cpu().numpy()
+    if has_wrong_labels(array):
+        at = int(np.argmax((array < 0) & (array != IGNORED)))
+        raise FieldShapeError(f"{where}: labels[{at}] is {array[at]}, labels must be at least 0, or {IGNORED} for no target")
+
+
+def item_grids(values: Mapping[str, Any], adapter: ModelAdapter) -> dict[str, np.ndarray]:
+    """Return the grids of a sample's media items by modality, int64 [n, 3], wherever the tensors lie; pixels stay there."""
+    small = {
+        field.name: values[field.name].cpu()
+        for field in adapter.fields.of_kind("media")
+        if field.name in values and field.rows == "items" and not values[field.name].is_floating_point()
+    }
+    return media_grids(small, adapter) if small else {}
+
+
+def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fields: FieldSet, where: str) -> dict[str, int]:
+    """Check that the media fields of each modality agree on its items, and return the number of items per modality.
+
+    A field with one row per item has as many rows as the modality has items; one with a row per patch has as many rows as
+    the grids t * h * w add up to. An item needs its grid and its patches: a grid alone, or patches alone, are refused.
+
+    Raises:
+        FieldShapeError: row numbers that disagree; both are named.
+    """
+    counts: dict[str, int] = {}
+    media = fields.of_kind("media")
+    for modality in TYPE_CODES if media else ():
+        mine = [field for field in media if field.modality == modality]
+        per_item = {field.name: len(values[field.name]) for field in mine if field.rows == "items" and field.name in values}
+        if len(set(per_item.values())) > 1:
+            raise FieldShapeError(f"{where}: {modality} fields disagree on the number of items: {per_item}")
+        counts[modality] = next(iter(per_item.values()), 0)
+        patches = int(grids[modality].prod(axis=1).sum()) if modality in grids else 0
+        for name in [field.name for field in mine if field.rows == "patches"]:
+            rows = len(values[name]) if name in values else 0
+            if rows != patches:
+                items = f"{counts[modality]} {modality} items"
+                raise FieldShapeError(f"{where}: {name!r} has {rows} rows, but the grids of {items} have {patches}")
+    return {modality: count for modality, count in counts.items() if count}

@@ -1,0 +1,121 @@
+"""A sample cut to a number of tokens, never through a media item."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...core import TYPE_CODES, Field, OversizeSampleError, Sample, SampleLayout
+from ...models.adapter import ModelAdapter
+from .check import item_grids
+
+
+def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> Sample:
+    """Return the longest beginning of a sample that has at most `max_tokens` tokens and whole media items only.
+
+    A media item that does not fit wholly, its start and end markers included, is dropped with its features, and
+    everything after it too. A video whose frames are written apart is one item.
+
+    Args:
+        sample: a prepared sample.
+        max_tokens: most tokens to keep, at least 1.
+        adapter: the model family.
+
+    Returns:
+        The sample itself where it fits, else a new one on the same memory.
+
+    Raises:
+        OversizeSampleError: nothing would be left, because the sample begins with an item that does not fit.
+
+    Example:
+        >>> from evenpack.collate import prepare_sample
+        >>> from evenpack.models import adapter_for
+        >>> sample = prepare_sample({"input_ids": [1, 2, 3]}, adapter=adapter_for("text"))
+        >>> truncate_sample(sample, 2, adapter_for("text")).tensor("input_ids").tolist()
+        [1, 2]
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    if sample.num_tokens <= max_tokens:
+        return sample
+    grids = item_grids(sample.values, adapter)
+    items = item_spans(sample, grids, adapter)
+    stop = whole_item_stop(items, max_tokens)
+    if stop == 0:
+        raise OversizeSampleError(
+            f"sample {sample.sample_id!r} begins with a media item of {min(end for _, _, end in items)} tokens, "
+            f"which cannot be truncated to {max_tokens}"
+        )
+    rows: dict[str, tuple[int, int]] = dict.fromkeys(TYPE_CODES, (0, 0))
+    for name, grid in grids.items():
+        kept = sum(1 for modality, _, end in items if modality == name and end <= stop)
+        rows[name] = kept, int(grid[:kept].prod(axis=1).sum())
+    fields = [adapter.fields[name] for name in sample.values]
+    return Sample(
+        values={f.name: cut(sample, f, stop, rows) for f in fields if f.kind != "media" or rows[f.modality or ""][0]},
+        layout=cut_layout(sample, stop, adapter),
+        shifted=sample.shifted,
+        sample_id=sample.sample_id,
+    )
+
+
+def whole_item_stop(items: list[tuple[str, int, int]], limit: int) -> int:
+    """Return the largest stop up to `limit` that lies inside no item."""
+    stop = limit
+    while crossing := [start for _, start, end in items if start < stop < end]:
+        stop = min(crossing)  # items of two modalities may interleave, so the new stop is looked at again
+    return stop
+
+
+def item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAdapter) -> list[tuple[str, int, int]]:
+    """Return (modality, start, stop) of each media item in its modality's order, start and end markers included.
+
+    The runs of one item are those whose frames add up to the frames of its grid.
+    """
+    ids = sample.tensor("input_ids").tolist()
+    spans: list[tuple[str, int, int]] = []
+    for modality, grid in grids.items():
+        runs = iter(sample.layout.runs[sample.layout.runs[:, 2] == TYPE_CODES[modality]].tolist())
+        for frames in grid[:, 0].tolist():
+            start, length, _, seen, _, _ = next(runs)
+            end = start + length
+            while seen < frames:
+                more = next(runs)
+                end, seen = more[0] + more[1], seen + more[3]
+            spans.append((modality, *with_markers(ids, start, end, adapter.brackets(modality))))
+    return spans
+
+
+def with_markers(ids: list[int], start: int, end: int, brackets: tuple[list[int], list[int]]) -> tuple[int, int]:
+    """Return a span of tokens made wider by the start and end markers that stand around it."""
+    for marker in reversed(brackets[0]):
+        if start and ids[start - 1] == marker:
+            start -= 1
+    for marker in brackets[1]:
+        if end < len(ids) and ids[end] == marker:
+            end += 1
+    return start, end
+
+
+def cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, tuple[int, int]]) -> Any:
+    """Return one field of the truncated sample: its tokens up to `stop`, or the rows of the items kept."""
+    if field.kind == "token":
+        return sample.tensor(field.name).narrow(field.axis, 0, stop).contiguous()
+    if field.kind == "media":
+        items, patches = rows[field.modality or ""]
+        return sample.tensor(field.name)[: patches if field.rows == "patches" else items]
+    return sample.values[field.name]
+
+
+def cut_layout(sample: Sample, stop: int, adapter: ModelAdapter) -> SampleLayout:
+    """Return the layout of the first `stop` tokens, which hold whole runs only."""
+    keep = sample.layout.runs[:, 0] < stop
+    runs = sample.layout.runs[keep]
+    ids = sample.tensor("input_ids")[:stop].cpu().numpy()
+    media = int(np.isin(ids, list(adapter.media_tokens.values())).sum())
+    return SampleLayout(
+        num_tokens=stop,
+        runs=runs,
+        seconds=sample.layout.seconds[keep],
+        num_spelled=media - int(runs[:, 1].sum()),
+    )

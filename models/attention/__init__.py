@@ -1,0 +1,1 @@
+"""Attention and recurrent layers that keep the segments of a row apart."""

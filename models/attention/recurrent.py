@@ -1,0 +1,89 @@
+"""Layers that carry a state along the row (Gated DeltaNet), kept apart per segment.
+
+Neither masks nor positions isolate them: the recurrent state and the causal convolution run over the whole row. With
+flash-linear-attention and causal-conv1d on a GPU, transformers takes `cu_seq_lens_q` and `seq_idx`; everywhere else the layer
+is run segment by segment.
+"""
+
+import importlib.util
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core import UnsafeModelError
+from ..subclass import subclass
+from .varlen import lengths_of
+
+#: Classes whose forward maps hidden states [1, T, D] to [1, T, D], so that it can be run per segment.
+ISOLATABLE = re.compile(r"GatedDeltaNet$")
+#: Other layers that carry a state along the row, by name.
+RECURRENT = re.compile(
+    r"(Mixer|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|MambaLayer|Rglru|RwkvSelfAttention)$"
+)
+#: Arguments that describe a pack, and that a layer run on one segment must not see.
+VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+class Isolated:
+    """Mixin of a layer that runs once per segment of a pack."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the layer on each segment alone; without boundaries, on the row as it is."""
+        run = super().forward  # type: ignore[misc]
+        boundaries = kwargs.get("cu_seq_lens_q")
+        if boundaries is None:
+            output: torch.Tensor = run(hidden_states, *args, **kwargs)
+            return output
+        given = [
+            name for name, value in kwargs.items() if name in ("cache", "cache_params", "past_key_values") and value is not None
+        ]
+        if args or given or kwargs.get("attention_mask") is not None:
+            raise UnsafeModelError(f"{type(self).__name__}: a pack takes neither a cache nor an attention mask")
+        lengths = lengths_of(boundaries)
+        if hidden_states.shape[0] != 1 or sum(lengths) != hidden_states.shape[1]:
+            raise UnsafeModelError(f"boundaries of {sum(lengths)} tokens for hidden states {tuple(hidden_states.shape)}")
+        alone = {name: value for name, value in kwargs.items() if name not in VARLEN}
+        parts = torch.split(hidden_states, lengths, dim=1)
+        return torch.cat([run(part, **alone) for part in parts], dim=1)
+
+
+def isolate_recurrent(model: nn.Module) -> int:
+    """Make every layer that can be run per segment do so; return how many layers that are."""
+    layers = [module for module in model.modules() if is_isolatable(module)]
+    for layer in layers:
+        subclass(layer, Isolated)
+    return len(layers)
+
+
+def is_isolatable(module: nn.Module) -> bool:
+    """Whether a module is a recurrent layer that `isolate_recurrent` knows how to run."""
+    return ISOLATABLE.search(type(module).__name__) is not None
+
+
+def leaking_layers(decoder: nn.Module) -> list[str]:
+    """Return the class names of a decoder's layers that would carry a state from one segment of a pack to the next."""
+    return sorted({type(module).__name__ for module in decoder.modules() if carries_state(module) and not is_safe(module)})
+
+
+def carries_state(module: nn.Module) -> bool:
+    """Whether a module looks along the row other than by attention: by its name, or by a convolution of its own."""
+    convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
+    return convolves or RECURRENT.search(type(module).__name__) is not None
+
+
+def is_safe(module: nn.Module) -> bool:
+    """Whether a module that carries a state is kept apart per segment."""
+    return isinstance(module, Isolated) or (is_isolatable(module) and has_varlen_kernels(module))
+
+
+def uses_varlen_kernels(model: nn.Module) -> bool:
+    """Whether a model has recurrent layers that run on kernels, and so want `seq_idx` beside the boundaries."""
+    return any(is_isolatable(m) and not isinstance(m, Isolated) and has_varlen_kernels(m) for m in model.modules())
+
+
+def has_varlen_kernels(module: nn.Module) -> bool:
+    """Whether a Gated DeltaNet runs on kernels that take boundaries: on a GPU, with both packages installed."""
+    on_gpu = next((p.device.type for p in module.parameters()), "cpu") == "cuda"
+    return on_gpu and all(importlib.util.find_spec(name) is not None for name in ("fla", "causal_conv1d"))

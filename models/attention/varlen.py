@@ -1,0 +1,178 @@
+"""An attention function for transformers that honours segment boundaries where flash attention cannot run.
+
+It takes the same arguments as flash attention's varlen call (`cu_seq_lens_q`) and runs one
+`scaled_dot_product_attention` per segment, so no [T, T] mask is ever built.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...core import UnsafeModelError
+from .plain import plain_attention
+
+#: Name under which the function is registered with transformers.
+VARLEN_ATTENTION = "evenpack_varlen"
+
+
+def register_varlen_attention() -> str:
+    """Register the attention function with transformers (again is fine), and return its name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    AttentionInterface.register(VARLEN_ATTENTION, varlen_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN_ATTENTION, padding_only_mask)
+    return VARLEN_ATTENTION
+
+
+def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """Build a mask for rows padded by `attention_mask`, and none for packs: their boundaries do that work.
+
+    Without this, transformers would build a [T, T] mask for every pack whose positions restart.
+    """
+    if kwargs.get("use_vmap"):  # set for masks with a pattern beyond causal, such as image tokens that see each other
+        raise UnsafeModelError(
+            f"{VARLEN_ATTENTION} is causal within a segment; this model adds a pattern of its own to its mask"
+        )
+    if attention_mask is None:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    mask: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    return mask
+
+
+def varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    position_ids: torch.Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within each segment.
+
+    Args:
+        module: the attention layer; `is_causal` is read from it where the argument is None.
+        query: [B, H, T, D]; B is 1 where boundaries are given.
+        key: [B, H_kv, T, D].
+        value: [B, H_kv, T, D_v].
+        attention_mask: mask of an unpacked, padded batch; must be None where boundaries are given.
+        scaling: factor of the scores, default 1 / sqrt(D).
+        dropout: probability of dropping an attention weight.
+        is_causal: False for vision towers.
+        cu_seq_lens_q: integers [S + 1], boundaries of the row; None for a batch that is not packed.
+        sliding_window: how many tokens back, itself included, a token sees.
+        position_ids: text positions, [1, T]; read only to refuse a pack that comes without boundaries.
+        softcap: cap of the scores.
+        s_aux: attention sinks, one score per head.
+
+    Returns:
+        The output [B, T, H, D_v], and None in place of the weights.
+
+    Raises:
+        UnsafeModelError: a pack without boundaries, boundaries that do not fit the row, or a position bias, which this function
+            does not compute.
+    """
+    if kwargs.get("position_bias") is not None:
+        raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute position_bias, which {type(module).__name__} uses")
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    lengths = segment_lengths(query, key.shape[2], attention_mask, cu_seq_lens_q, position_ids, causal)
+    parts = [(query, key, value)]
+    if lengths is not None:
+        parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
+    outputs = [attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window, softcap, s_aux) for q, k, v in parts]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def segment_lengths(
+    query: torch.Tensor,
+    num_keys: int,
+    attention_mask: torch.Tensor | None,
+    boundaries: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    causal: bool,
+) -> list[int] | None:
+    """Return the segments' lengths, None for a batch that is not packed."""
+    size = query.shape[2]
+    if boundaries is None:
+        if attention_mask is None and restarts(position_ids):
+            raise UnsafeModelError("position ids restart inside the row, but cu_seq_lens_q is not given: segments would mix")
+        return None
+    lengths = lengths_of(boundaries)
+    if sum(lengths) == size == num_keys and query.shape[0] == 1 and attention_mask is None:
+        return lengths
+    if not causal:
+        return None  # boundaries of the text row that some versions hand on to the vision tower, which splits its own
+    raise UnsafeModelError(
+        f"boundaries of {sum(lengths)} tokens for a batch of {query.shape[0]} rows of {size} tokens and {num_keys} keys"
+        f"{'' if attention_mask is None else ' with an attention mask'}"
+    )
+
+
+def lengths_of(boundaries: torch.Tensor) -> list[int]:
+    """Return the lengths of the segments that are not empty.
+
+    They are kept on the tensor, so that all layers together cost one copy to the host.
+    """
+    lengths: list[int] | None = getattr(boundaries, "_evenpack_lengths", None)
+    if lengths is None:
+        lengths = [length for length in boundaries.diff().tolist() if length]
+        boundaries._evenpack_lengths = lengths  # type: ignore[attr-defined]
+    return lengths
+
+
+def restarts(position_ids: torch.Tensor | None) -> bool:
+    """Whether text positions of a single row say that it is a pack."""
+    if position_ids is None or position_ids.ndim != 2 or position_ids.shape[0] != 1:
+        return False
+    return bool((position_ids[0].diff() <= 0).any())
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend within one segment, [B, H, L, D]."""
+    size, keys = query.shape[2], key.shape[2]
+    written_out = softcap is not None or sinks is not None
+    if mask is None and causal and (written_out or size != keys or (window is not None and window < size)):
+        mask = causal_mask(size, keys, window, query.device)
+    if written_out:
+        return plain_attention(query, key, value, mask, scaling, dropout, softcap, sinks)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        scale=scaling,
+        is_causal=causal and mask is None and size > 1,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def causal_mask(size: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return who sees whom, bool [size, keys]: the last query is the last key (a cache may hold earlier keys)."""
+    behind = torch.arange(keys - size, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    seen = behind >= 0
+    return seen if window is None else seen & (behind < window)

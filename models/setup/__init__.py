@@ -1,0 +1,1 @@
+"""A model set up for packs: prepared, checked, unwrapped, probed."""

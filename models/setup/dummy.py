@@ -1,0 +1,91 @@
+"""The smallest legal samples: what fills a micro-batch that lacks a modality, or a sample altogether, with zero loss."""
+
+import numpy as np
+import torch
+
+from ...core import TYPE_CODES, Field, Sample, SampleLayout
+from ..adapter import ModelAdapter
+from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK
+
+
+def dummy_text(adapter: ModelAdapter) -> Sample:
+    """Return a sample of one text token without loss.
+
+    Its token is not padding: a row that is all padding gives NaN in mixture-of-experts routers.
+    """
+    return unlearned([adapter.pad_token_id], SampleLayout.text(1), adapter)
+
+
+def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torch.float32) -> Sample:
+    """Return a sample with the smallest legal item of a modality, between its start and end markers, without loss.
+
+    Args:
+        modality: "image", "video" or "audio".
+        adapter: the family.
+        dtype: dtype of the item's rows (zeros).
+
+    Raises:
+        ValueError: a modality that the family does not have.
+
+    Example:
+        >>> from evenpack.models import adapter_for
+        >>> dummy_sample("image", adapter_for("qwen2_5_vl")).tensor("input_ids").tolist()
+        [151652, 151655, 151653]
+    """
+    if modality not in adapter.dummy_grids:
+        raise ValueError(f"{adapter.name} has no {modality}; it has {sorted(adapter.dummy_grids)}")
+    grid = adapter.dummy_grids[modality]
+    length = adapter.token_count(modality, grid)
+    before, after = adapter.brackets(modality)
+    ids = [*before, *[adapter.media_tokens[modality]] * length, *after]
+    pace = 1.0 if modality == "video" and adapter.has_seconds else 0.0
+    layout = SampleLayout(
+        num_tokens=len(ids),
+        runs=np.array([[len(before), length, TYPE_CODES[modality], *grid]], np.int64),
+        seconds=np.array([pace], np.float32),
+    )
+    return unlearned(ids, layout, adapter, media_values(modality, grid, adapter, dtype))
+
+
+def media_values(
+    modality: str, grid: tuple[int, int, int], adapter: ModelAdapter, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return the media fields of one item: zero rows, its grid, and ones for values per item such as seconds."""
+    fields = [field for field in adapter.fields.of_kind("media") if field.modality == modality]
+    return {field.name: item_value(field, grid, dtype) for field in fields}
+
+
+def item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Return one media field of one item."""
+    if field.shape == (3,):
+        return torch.tensor([grid], dtype=torch.int64)
+    if field.name == AUDIO_LENGTHS:
+        return torch.tensor([grid[0]], dtype=torch.int64)
+    if field.name == AUDIO_MASK:
+        return torch.ones(1, grid[0], dtype=torch.int64)
+    if not field.shape:
+        return torch.ones(1, dtype=torch.float32)  # seconds
+    if field.modality == "audio":
+        return torch.zeros(1, *(grid[0] if size is None else size for size in field.shape), dtype=dtype)
+    return torch.zeros(grid[0] * grid[1] * grid[2], *(size or 1 for size in field.shape), dtype=dtype)
+
+
+def unlearned(
+    ids: list[int], layout: SampleLayout, adapter: ModelAdapter, media: dict[str, torch.Tensor] | None = None
+) -> Sample:
+    """Return a sample of the given ids that has no target."""
+    length = len(ids)
+    values: dict[str, torch.Tensor] = {
+        "input_ids": torch.tensor(ids, dtype=torch.int64),
+        "labels": torch.full((length,), -100, dtype=torch.int64),
+        "loss_weights": torch.zeros(length),
+        **(media or {}),
+    }
+    types = torch.from_numpy(layout.type_ids())
+    for field in adapter.fields.of_kind("token"):
+        if field.name == "mm_token_type_ids":
+            values[field.name] = types
+        elif field.required and field.name not in values:
+            # ERNIE's router types: the markers around an item count as media too.
+            values[field.name] = torch.full_like(types, int(types.max()))
+    return Sample(values=values, layout=layout)

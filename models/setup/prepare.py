@@ -1,0 +1,143 @@
+"""Set a transformers model up so that packs run exactly, and refuse one that would mix segments silently."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core import UnsafeModelError
+from ..attention.recurrent import has_varlen_kernels, is_isolatable, isolate_recurrent, leaking_layers
+from ..attention.varlen import VARLEN_ATTENTION, register_varlen_attention
+from .merge import merge_by_mask
+from .unwrap import is_transformers_model, unwrap_model
+
+#: Attention implementations, besides every flavour of flash attention, that honour `cu_seq_lens_q`.
+HONOURING: set[str] = {VARLEN_ATTENTION}
+
+
+#: Kinds of layers, as configs name them, whose attention is full or a window, or that carry a state (checked by itself).
+#: Others (chunks, indexers, compressed keys) pick what a token sees from the whole row.
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "moe", "sparse", "dense"})
+
+
+def prepare_model(model: nn.Module) -> nn.Module:
+    """Set a model up, in place, so that packs run exactly like their segments alone.
+
+    Attention becomes `flash_attention_2` where it can run (a GPU, half precision, the package installed), else evenpack's own
+    function. Gated DeltaNet runs per segment where its kernels are missing. Media features are placed by the mask of anchors.
+    Call it on the device that trains, because what can run there decides, and before the model is wrapped or compiled. A model
+    that is not a transformers model is returned as it is.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UnsafeModelError: a model that cannot be made to keep segments apart.
+    """
+    inner = unwrap_model(model)
+    if not is_transformers_model(inner):
+        return model
+    set_attention(inner)
+    decoder = decoder_of(inner)
+    if any(is_isolatable(module) and not has_varlen_kernels(module) for module in decoder.modules()):
+        isolate_recurrent(decoder)
+    merge_by_mask(inner)
+    check_model(model)
+    return model
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that a model keeps the segments of a pack apart.
+
+    A model that is not a transformers model passes: what it is given is what its signature names.
+
+    Raises:
+        UnsafeModelError: attention, named by its implementation, that would ignore the boundaries (sdpa, eager and flex
+            attention take the varlen arguments and drop them), a recurrent layer that runs over the whole row, or a kind of
+            layer that picks what it attends to.
+    """
+    inner = unwrap_model(model)
+    if not is_transformers_model(inner):
+        return
+    name, advice = type(inner).__name__, "evenpack.models.prepare_model(model) sets it up"
+    decoder = decoder_of(inner)
+    if not uses_interface(inner, decoder):
+        raise UnsafeModelError(f"{name} has attention of its own, which never sees the boundaries of segments")
+    for implementation in sorted(implementations(decoder)):
+        if implementation not in HONOURING and "flash" not in implementation:
+            raise UnsafeModelError(
+                f"{name} uses attention implementation {implementation!r}, which ignores segment boundaries: "
+                f"tokens would see other samples of the pack. {advice}."
+            )
+    kinds = getattr(getattr(decoder, "config", None), "layer_types", None)
+    unknown = sorted(set(kinds or ()) - KNOWN_LAYERS)
+    if unknown:
+        raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
+    if drops_window(decoder):
+        raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
+    leaking = leaking_layers(decoder)
+    if leaking:
+        raise UnsafeModelError(
+            f"{name} has layers that carry a state from sample to sample of a pack: {leaking}. {advice} if it can."
+        )
+
+
+def set_attention(model: Any) -> None:
+    """Choose the attention implementation of a transformers model, its towers included."""
+    if can_flash(model):
+        model.set_attn_implementation("flash_attention_2")
+    elif implementations(decoder_of(model)) - HONOURING:
+        model.set_attn_implementation(register_varlen_attention())
+
+
+def can_flash(model: Any) -> bool:
+    """Whether `flash_attention_2` can run this model where it is."""
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    parameter = next(model.parameters())
+    half = parameter.dtype in (torch.float16, torch.bfloat16)
+    return (
+        parameter.device.type == "cuda"
+        and half
+        and getattr(model, "_supports_flash_attn", False)
+        and is_flash_attn_2_available()
+    )
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """Return the text decoder of a transformers model; the whole model where it does not say."""
+    find = getattr(model, "get_decoder", None)
+    decoder = find() if callable(find) else None
+    return decoder if isinstance(decoder, nn.Module) else model
+
+
+def uses_interface(model: Any, decoder: Any) -> bool:
+    """Whether attention goes through transformers' attention interface, so that its implementation can be chosen."""
+    asked = decoder if hasattr(decoder, "_can_set_attn_implementation") else model
+    return bool(asked._can_set_attn_implementation())
+
+
+def implementations(decoder: nn.Module) -> set[str]:
+    """Return the attention implementations that a decoder's layers run with."""
+    found = {implementation for _, implementation in attention_layers(decoder)}
+    return found or {str(getattr(getattr(decoder, "config", None), "_attn_implementation", None))}
+
+
+def attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the attention layers of a decoder, each with the implementation that its config names."""
+    for module in decoder.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention"):
+            yield module, str(config._attn_implementation)
+
+
+def drops_window(decoder: Any) -> bool:
+    """Whether a decoder has a sliding window that its attention layers do not hand on to the attention function."""
+    config = getattr(decoder, "config", None)
+    window, longest = (getattr(config, name, None) for name in ("sliding_window", "max_position_embeddings"))
+    if window is None or not hasattr(type(config), "sliding_window") or (longest is not None and window >= longest):
+        return False
+    layers = {type(module) for module, _ in attention_layers(decoder)}
+    return any("sliding_window" not in inspect.getsource(inspect.unwrap(layer.forward)) for layer in layers)
