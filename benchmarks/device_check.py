@@ -44,8 +44,8 @@ def check_transports(device: torch.device) -> Outcome:
         return None, "needs two ranks"
     results, seconds = {}, {}
     for transport in ("host", "device"):
-        config = SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport, max_peers=1024, timeout=60.0)
-        channel = open_channel(ProcessGroups.from_world(), config)
+        config = SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport, timeout=60.0)
+        channel = open_channel(ProcessGroups.from_world(), config, max_peers=1024)
         rank, size = channel.steps.rank, channel.steps.num_ranks
         near = {(rank + 1) % size, (rank - 1) % size} - {rank}
         sends = [4_000_000 + 16 * peer if peer in near else 0 for peer in range(size)]

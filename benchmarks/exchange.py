@@ -141,8 +141,8 @@ def measure(rank: int, num_ranks: int, count: int, longest: int, rounds: int) ->
     samples, table = everyone[rank], table_of(everyone)
     described = [Described(Block.of(sample), np.zeros(())) for sample in samples]
     channels = [
-        open_channel(ProcessGroups.from_world(), SchedulerConfig(max_tokens=8, samples_per_step=1, shared_memory=shared_memory))
-        for shared_memory in (True, False)
+        open_channel(ProcessGroups.from_world(), SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport))
+        for transport in ("auto", "network")
     ]
     exchange, over_network = (Exchanger(channel.steps) for channel in channels)
     full = shuffle_plan(table, num_ranks)

@@ -68,8 +68,8 @@ def plans(
     found, workloads = [], []
     for seed in range(seeds):
         workload = make(np.random.default_rng(seed), num_ranks, per_rank)
-        config = PlanConfig(max_tokens=workload.capacity, **workload.settings, **settings)
-        found.append(planner(workload.table, num_ranks=num_ranks, config=config))
+        config = PlanConfig(max_tokens=workload.capacity, **settings)
+        found.append(planner(workload.table, num_ranks=num_ranks, config=config, towers=workload.towers))
         workloads.append(workload)
         if planner is plan_step:
             assert found[-1].padded.max() <= workload.capacity, "capacity exceeded"
@@ -240,7 +240,7 @@ def opponent_rows(report: Report, ranks: tuple[int, ...]) -> None:
                 ratio = ours.value / ours.lower_bound
                 print(f"{sync:10s}  {name:14s}  R {num_ranks:4d}  ours {ratio:.6f}  M {ours.num_microbatches}")
                 for opponent, planner in OPPONENTS.items():
-                    other = planner(workload.table, num_ranks=num_ranks, config=config)
+                    other = planner(workload.table, num_ranks=num_ranks, config=config, towers=workload.towers)
                     cells = [f"    {opponent:36s}", f"{other.value / other.lower_bound:9.6f}", f"M {other.num_microbatches:3d}",
                              f"over capacity {overflow(other, workload.capacity):6.2%}"]  # fmt: skip
                     report.row(cells, "lower objective than every opponent", ours.value < other.value)
@@ -260,8 +260,8 @@ def frontier(path: Path, num_ranks: int) -> None:
             workload = make(np.random.default_rng(0), num_ranks, 64)
             points = []
             for tolerance in TOLERANCES:
-                config = PlanConfig(max_tokens=workload.capacity, sync=sync, tolerance=tolerance, **workload.settings)
-                plan = plan_step(workload.table, num_ranks=num_ranks, config=config)
+                config = PlanConfig(max_tokens=workload.capacity, sync=sync, tolerance=tolerance)
+                plan = plan_step(workload.table, num_ranks=num_ranks, config=config, towers=workload.towers)
                 points.append((plan.gap * 100, plan.moved_bytes / workload.table.nbytes.sum() * 100))
             axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
         axis.set(title=f'sync="{sync}", {num_ranks} ranks', xlabel="gap to the lower bound (%)")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workloads import WORKLOADS, Workload, image_text_phases
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_in_pods, plan_step, warm_up
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_in_pods, plan_step, warm_up
 from evenpack.scheduler.plan.two_level import pods
 
 #: A step of this many seconds, and the share of it that planning may take.
@@ -57,7 +57,7 @@ class Clock:
 
 
 def planned_in_pods(
-    table: SampleTable, num_ranks: int, config: PlanConfig, nodes: Any, number: int
+    table: SampleTable, num_ranks: int, config: PlanConfig, towers: MediaTowers, nodes: Any, number: int
 ) -> tuple[StepPlan, Clock, int]:
     """The plan by pods, the time of its parts, and how many rounds of pods it took."""
     clock = Clock()
@@ -72,7 +72,9 @@ def planned_in_pods(
     for name, (part, function) in parts.items():
         setattr(pods, name, clock.timed(part, function))
     try:
-        plan = clock.timed("coarse", plan_in_pods)(table, num_ranks=num_ranks, config=config, node_of_rank=nodes, pods=number)
+        plan = clock.timed("coarse", plan_in_pods)(
+            table, num_ranks=num_ranks, config=config, towers=towers, node_of_rank=nodes, pods=number
+        )
     finally:
         for name, (_, function) in parts.items():
             setattr(pods, name, function)
@@ -81,10 +83,10 @@ def planned_in_pods(
 
 def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, movement: str, flat: bool) -> list[bool]:
     """Print one line; returns the verdicts."""
-    config = PlanConfig(max_tokens=workload.capacity, sync=sync, movement=movement, **workload.settings)  # type: ignore[arg-type]
+    config = PlanConfig(max_tokens=workload.capacity, sync=sync, movement=movement)  # type: ignore[arg-type]
     table, nodes = workload.table, (np.arange(num_ranks) // 8).tolist()
     gc.collect()
-    plan, clock, rounds = planned_in_pods(table, num_ranks, config, nodes, number)
+    plan, clock, rounds = planned_in_pods(table, num_ranks, config, workload.towers, nodes, number)
     own = np.array(clock.spent["pod"]).reshape(max(rounds, 1), -1).sum(axis=0)
     coarse, assemble = sum(clock.spent["coarse"]), sum(clock.spent["assemble"])
     rank = coarse + assemble + float(own.max())
@@ -97,7 +99,7 @@ def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, m
     if flat:
         gc.collect()
         start = time.thread_time()
-        whole = plan_step(table, num_ranks=num_ranks, config=config, node_of_rank=nodes)
+        whole = plan_step(table, num_ranks=num_ranks, config=config, towers=workload.towers, node_of_rank=nodes)
         took = time.thread_time() - start
         ratio = plan.value / whole.value
         cells += [

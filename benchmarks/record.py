@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from evenpack.cli.what_if.workloads import WORKLOADS, image_text_phases
@@ -44,17 +45,18 @@ def measure(make: Callable[..., Any], num_ranks: int, per_rank: int, num_steps: 
     for number in range(num_steps):
         work = make(np.random.default_rng(number), num_ranks, per_rank)
         phases = work.table.cost.reshape(len(work.table), -1).shape[1]
-        dummies = dict.fromkeys(work.settings.get("dummy_tokens", {}), (1,) * phases)
-        config = SchedulerConfig(max_tokens=work.capacity, samples_per_step=per_rank, dummy_cost=dummies, **work.settings)
+        dummies = dict.fromkeys(work.towers.dummy_tokens, (1,) * phases)
+        towers = msgspec.structs.replace(work.towers, dummy_cost=dummies)
+        config = SchedulerConfig(max_tokens=work.capacity, samples_per_step=per_rank)
 
-        def planned(work: Any = work, config: Any = config, number: int = number) -> Any:
-            plan = plan_step(work.table, num_ranks=num_ranks, config=config)
+        def planned(work: Any = work, config: Any = config, towers: Any = towers, number: int = number) -> Any:
+            plan = plan_step(work.table, num_ranks=num_ranks, config=config, towers=towers)
             waits = np.zeros(0, np.int64)
             return plan, step_stats(work.table, plan, step=number, dropped=0, truncated=0, waits=waits)
 
         seconds, (plan, stats) = timed(planned)
         context = context or SimpleNamespace(  # one for all steps, as a scheduler has
-            config=config, cp_size=1, planner="plan_step", phases=("decoder",) * phases,
+            config=config, towers=towers, cp_size=1, planner="plan_step", phases=("decoder",) * phases,
             channel=SimpleNamespace(peers=None, node_of_rank=(0,) * num_ranks),
         )  # fmt: skip
         step: Any = SimpleNamespace(is_writer=True, context=context, table=work.table, plan=plan, stats=stats)

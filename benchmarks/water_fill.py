@@ -3,17 +3,24 @@
 import numpy as np
 
 from evenpack.cli.what_if.opponents.common import Pack, to_plan, weights
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from evenpack.scheduler.plan.config import NO_TOWERS
 
 
-def water_fill(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def water_fill(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Open a micro-batch with the level max(largest remaining, remaining work over (R times what is left)); fill it."""
     cost, tokens = np.array(weights(table)), table.padded
     count = max(-(-int(tokens.sum()) // (num_ranks * config.max_tokens)), 1)
     best: StepPlan | None = None
     for more in range(3):
         plan = to_plan(
-            table, _fill(cost, tokens, num_ranks, config.max_tokens, count + more), num_ranks=num_ranks, config=config
+            table,
+            _fill(cost, tokens, num_ranks, config.max_tokens, count + more),
+            num_ranks=num_ranks,
+            config=config,
+            towers=towers,
         )
         if best is None or plan.value < best.value:
             best = plan

@@ -181,9 +181,9 @@ def make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) -
         tolerance=arguments.tolerance,
         microbatch_cost=arguments.microbatch_cost * UNITS_PER_TOKEN,
         oversize=arguments.oversize,
-        **cost_of.settings,
     )
     return Setting(
+        towers=cost_of.towers,
         num_ranks=arguments.ranks,
         samples_per_step=arguments.samples_per_step,
         steps=default_steps(arguments),

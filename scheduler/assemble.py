@@ -15,7 +15,7 @@ from .describe import Describer
 from .gather import Gatherer, digest_of
 from .groups import ProcessGroups
 from .handshake import agree
-from .plan import CODE_VERSION
+from .plan import CODE_VERSION, MediaTowers
 from .prepare import Planner, Preparer
 from .relay import Relay
 from .sources import Source
@@ -27,6 +27,7 @@ def assemble(
     *,
     adapter: ModelAdapter,
     config: SchedulerConfig,
+    towers: MediaTowers,
     groups: ProcessGroups,
     channel: Channel,
     describer: Describer,
@@ -40,7 +41,8 @@ def assemble(
     Args:
         source: this rank's samples.
         adapter: the model family, with the user's fields.
-        config: settings, with what follows from the adapter.
+        config: settings.
+        towers: the adapter's media towers.
         groups: process groups.
         channel: connection to the peers.
         describer: describes samples.
@@ -60,6 +62,7 @@ def assemble(
         "phases": phases,
         "fields": {field.name: msgspec.to_builtins(field) for field in adapter.fields},
         "count_items": count_items,
+        "towers": msgspec.to_builtins(towers),
         **{key: value for key, value in msgspec.to_builtins(config).items() if key not in ("timeout", "prefetch")},
     }
     if channel.gathers_on_device:
@@ -68,6 +71,7 @@ def assemble(
     context = StepContext(
         adapter=adapter,
         config=config,
+        towers=towers,
         rank=groups.rank,
         cp_size=groups.cp_size,
         num_replicas=groups.num_replicas,

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from ..models import ModelAdapter
-from .config import SchedulerConfig
 from .cost import CostFit, CostModel, Observation
-from .describe import SampleCost, dummy_settings
+from .describe import SampleCost, media_towers
+from .plan import MediaTowers
 from .transports import Transport, gather_bytes
 
 
@@ -46,13 +46,13 @@ class CostChange(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         from_step: number of the first step that is planned with it.
         cost: the model.
-        config: the scheduler's settings, in which the cost of dummy media follows the model.
+        towers: the adapter's media towers; the cost of dummy media follows the model.
         told: what ranks compare, to be sure that they plan with the same; empty for the model that all began with.
     """
 
     from_step: int
     cost: SampleCost
-    config: SchedulerConfig
+    towers: MediaTowers
     told: bytes
 
 
@@ -61,17 +61,16 @@ class Costs:
 
     Args:
         adapter: the model family, whose dummy media have a cost.
-        config: the user's settings; what they say of dummy media stays.
         cost: the cost model of the first step.
 
     Attributes:
-        config: settings of the steps to come, with what follows from the adapter.
+        towers: the adapter's media towers, with the cost of dummy media in the steps to come.
     """
 
-    def __init__(self, adapter: ModelAdapter, config: SchedulerConfig, cost: SampleCost) -> None:
-        self._adapter, self._given, self._first = adapter, config, cost
+    def __init__(self, adapter: ModelAdapter, cost: SampleCost) -> None:
+        self._adapter, self._first = adapter, cost
         self._since: list[tuple[int, CostModel]] = []
-        self.config = self._settings(cost)
+        self.towers = media_towers(adapter, cost)
 
     def check(self, cost: SampleCost) -> None:
         """Raise `ValueError` for a model of other phases."""
@@ -103,9 +102,6 @@ class Costs:
 
     def _changed(self, model: CostModel | None, from_step: int) -> CostChange:
         cost = model or self._first
-        self.config = self._settings(cost)
-        told = b"" if model is None else msgspec.msgpack.encode((model, sorted(self.config.dummy_cost.items())))
-        return CostChange(from_step=from_step, cost=cost, config=self.config, told=told)
-
-    def _settings(self, cost: SampleCost) -> SchedulerConfig:
-        return self._given.resolved(**dummy_settings(self._adapter, cost))
+        self.towers = media_towers(self._adapter, cost)
+        told = b"" if model is None else msgspec.msgpack.encode((model, sorted(self.towers.dummy_cost.items())))
+        return CostChange(from_step=from_step, cost=cost, towers=self.towers, told=told)

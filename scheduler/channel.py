@@ -22,6 +22,8 @@ from .transports.memory import simulated_transport
 
 #: Number of the next scheduler over each group.
 _NUMBERS: dict[str, Iterator[int]] = {}
+#: Ranks that one rank exchanges blocks with over the device transport, unless asked otherwise.
+MAX_PEERS = 8
 #: A collective may take this share of `timeout`; the rest is for finding out who is missing.
 _PATIENCE = 0.6
 
@@ -80,11 +82,16 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         self.control.close()
 
 
-def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:
+def open_channel(groups: ProcessGroups, config: SchedulerConfig, max_peers: int = MAX_PEERS) -> Channel:
     """Build what one scheduler needs to talk to its peers; collective over the data-parallel group.
 
     Every scheduler has groups of its own: two of them (training, evaluation), each with a worker thread, would otherwise mix
     up their collectives.
+
+    Args:
+        groups: process groups.
+        config: settings; `transport` and `timeout` are applied here.
+        max_peers: ranks that one rank exchanges blocks with over the device transport.
 
     Raises:
         PeerLostError: ranks that open none.
@@ -95,21 +102,23 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig) -> Channel:
     members = tuple(dist.get_process_group_ranks(groups.dp))
     first, second = (simulated_transport(members, groups.rank, patience) for _ in range(2))
     if first is not None and second is not None:
-        peers = fixed_peers(groups.num_ranks, config.max_peers) if config.transport == "device" else None
+        peers = fixed_peers(groups.num_ranks, max_peers) if config.transport == "device" else None
         return _started(first, second, config, peers=peers)
-    return _open_groups(groups, config, patience)
+    return _open_groups(groups, config, patience, max_peers)
 
 
-def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float) -> Channel:
+def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float, max_peers: int) -> Channel:
     # The store of the job has no public accessor; without it, no group of our own, and no lost rank could be named.
     store = dist.distributed_c10d._get_default_store()
     name = _new_name(groups.dp)
     with naming_absent(store, name, rank=groups.rank, num_ranks=groups.num_ranks, patience=patience):
-        return _open_named(groups, config, patience, store, name)
+        return _open_named(groups, config, patience, max_peers, store, name)
 
 
-def _open_named(groups: ProcessGroups, config: SchedulerConfig, patience: float, store: Any, name: str) -> Channel:
-    pin = torch.cuda.is_available()
+def _open_named(
+    groups: ProcessGroups, config: SchedulerConfig, patience: float, max_peers: int, store: Any, name: str
+) -> Channel:
+    pin, share = torch.cuda.is_available(), config.transport != "network"
 
     def gloo(what: str, *, share: bool = False) -> HostTransport:
         group = open_gloo(store, f"{name}/{what}", groups.rank, groups.num_ranks, patience)
@@ -117,10 +126,10 @@ def _open_named(groups: ProcessGroups, config: SchedulerConfig, patience: float,
 
     control = gloo("control")  # what it carries is small
     has_nccl = "nccl" in str(dist.get_backend_config(groups.dp))
-    if config.transport == "host" or (config.transport == "auto" and not has_nccl):
-        return _started(gloo("steps", share=config.shared_memory), control, config, store=store, name=name)
+    if config.transport == "host" or (config.transport in ("auto", "network") and not has_nccl):
+        return _started(gloo("steps", share=share), control, config, store=store, name=name)
     device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
-    peers = fixed_peers(groups.num_ranks, config.max_peers)
+    peers = fixed_peers(groups.num_ranks, max_peers)
     open_group = open_nccl if has_nccl else open_gloo
     group = open_group(store, f"{name}/device", groups.rank, groups.num_ranks, patience)
     on_device = DeviceTransport(group, device=device, peers=peers, timeout=patience)
@@ -129,7 +138,7 @@ def _open_named(groups: ProcessGroups, config: SchedulerConfig, patience: float,
             on_device, control, config, store=store, name=name, peers=peers, gathers_on_device=True,
             exchanges_on_device=True,
         )  # fmt: skip
-    mixed = MixedTransport(on_device, gloo("steps", share=config.shared_memory))
+    mixed = MixedTransport(on_device, gloo("steps", share=share))
     return _started(mixed, control, config, store=store, name=name, gathers_on_device=True)
 
 

@@ -2,41 +2,54 @@
 
 from typing import Literal, get_args
 
-import msgspec
-
 from ..core.fields import TENSOR_DTYPES
 from .plan.config import PlanConfig, check_int, check_literal, check_real
 
 Scope = Literal["group", "rank", "microbatch"]
 OnExhausted = Literal["drain", "stop"]
 LossAverage = Literal["token", "sample"]
-TransportName = Literal["auto", "host", "device"]
+TransportName = Literal["auto", "host", "device", "network"]
 
 PIXEL_DTYPES: tuple[str, ...] = tuple(name for name in TENSOR_DTYPES if "float" in name)
 
 
 class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
-    """Everything that `PackingScheduler` is told besides source, adapter and groups: the settings of `PlanConfig`, and these.
+    """Everything that `PackingScheduler` is told besides source, adapter and groups. Most users set the first six at most.
 
     Attributes:
+        max_tokens: most padded tokens per GPU and pack; a pack's capacity is `max_tokens * cp_size`.
         samples_per_step: samples that each rank brings to a step.
+        sync: where ranks wait: once a step (DDP, ZeRO-1) or in every micro-batch (FSDP, expert parallel).
+        oversize: what happens to a sample above the capacity: an error, or it is dropped, or truncated. "drop" also drops
+            what a fixed `num_microbatches` cannot hold; the others raise an error there.
+        on_exhausted: when a source ends, spread what the others still have ("drain"), or end with the last full step.
+        prefetch: steps prepared ahead while the current one trains; 0 prepares each when it is asked for.
         tokens_per_step: real tokens of the whole group in a step, instead of `samples_per_step`: the longest prefix in
             (round, rank) order that does not exceed it, round i being the i-th waiting sample of every rank.
+        num_microbatches: packs per rank and step; None lets the planner choose.
+        microbatch_multiple: number of micro-batches is a multiple of this (virtual pipelines).
+        microbatch_cost: fixed cost of one micro-batch, in the units of the sample costs.
+        pipeline_stages: pipeline-parallel size P; adds (P - 1) times a rank's largest micro-batch at `sync="step"`. With a
+            pipeline, a rank's small packs run first and last; without, its packs run heaviest first.
+        max_segments: most segments per pack, a tail included; None for no limit.
+        align: multiple to which every segment is padded; None means 2 * cp_size if cp_size > 1, else 1.
+        pack_align: multiple to which every pack is padded, itself a multiple of `align`; None means `align`.
+        tolerance: imbalance, relative to the lower bound, below which samples stay at home.
+        movement: keep samples at home where balance allows ("minimal"), or ignore homes ("free").
         scope: plan over the data-parallel group, over each rank's own samples, or take every list that the source yields as
             one pack ("microbatch": `num_microbatches` lists a step).
-        on_exhausted: when a source ends, spread what the others still have ("drain"), or end with the last full step.
-        defer: most steps that a sample heavier than the mean rank load may wait for its like; None never delays one.
+        defer: most steps that a sample heavier than the mean rank load may wait until enough equally heavy ones arrive; None
+            never delays one.
         loss_average: average the loss over target tokens (by weight), or over samples first.
         pixel_dtype: floating dtype to which pixels are cast on their own rank, before they move; None keeps them.
-        prefetch: steps prepared ahead while the current one trains; 0 prepares each when it is asked for.
-        transport: how rows and blocks travel; see `scheduler.transports`.
-        shared_memory: hand samples to ranks of the same node through memory that both see, where the system allows it, instead
-            of the network; nothing is written to a file system.
-        max_peers: ranks that one rank exchanges blocks with over the device transport.
+        transport: how metadata and samples travel: over host memory ("host": gloo, and memory that ranks of a node share), over
+            the accelerator's network ("device": NCCL), the best of both ("auto"), or as "auto" but without memory that ranks of
+            a node share ("network"). See `scheduler.transports`.
         timeout: seconds without progress of the group after which a rank gives up and names the missing peer.
 
     Raises:
-        ValueError: a setting of the wrong type or range, or settings that exclude one another.
+        ValueError: a setting of the wrong type or range, one of an earlier version (with what replaced it), or settings that
+            exclude one another.
 
     Example:
         >>> SchedulerConfig(max_tokens=8192, samples_per_step=16).scope
@@ -52,8 +65,6 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
     pixel_dtype: str | None = None
     prefetch: int = 1
     transport: TransportName = "auto"
-    shared_memory: bool = True
-    max_peers: int = 8
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -62,7 +73,6 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         check_int("prefetch", self.prefetch, 0)
-        check_int("max_peers", self.max_peers, 1)
         check_real("timeout", self.timeout, 0.1, 1e7)
         for name, kind in (
             ("scope", Scope),
@@ -86,20 +96,3 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             raise ValueError(f"give exactly one of samples_per_step and tokens_per_step, got {given or 'neither'}")
         if self.defer is not None and (self.scope != "group" or self.samples_per_step is None):
             raise ValueError(f"defer needs scope='group' and samples_per_step, got scope={self.scope!r}")
-
-    def resolved(self, **defaults: object) -> "SchedulerConfig":
-        """Return these settings with the adapter's values for what the user left open.
-
-        Args:
-            **defaults: values for `trained_modalities`, `shared_towers`, `dummy_tokens` and `dummy_cost`; the user's own
-                entries win.
-        """
-        changes: dict[str, object] = {}
-        for name, value in defaults.items():
-            own = getattr(self, name)
-            if own is None:
-                changes[name] = value
-            elif isinstance(own, dict):
-                assert isinstance(value, dict)
-                changes[name] = {**value, **own}
-        return msgspec.structs.replace(self, **changes)

@@ -16,6 +16,7 @@ from ..core.sample import TYPE_CODES
 from ..models import ModelAdapter, dummy_sample
 from .blocks import Block
 from .config import SchedulerConfig
+from .plan import MediaTowers
 from .plan.config import MEDIA_BITS
 from .rows import MAX_FREE_DTYPES, row_dtype
 
@@ -200,14 +201,13 @@ def media_bits(sample: Sample) -> int:
     return sum(MEDIA_BITS[name] for name, code in TYPE_CODES.items() if code in codes)
 
 
-def dummy_settings(adapter: ModelAdapter, cost: SampleCost) -> dict[str, Any]:
-    """Return the planner's settings that follow from an adapter: trained towers, and the size and cost of dummy media."""
+def media_towers(adapter: ModelAdapter, cost: SampleCost) -> MediaTowers:
+    """Return what the planner must know of an adapter: trained towers, and the size and cost of dummy media."""
     dummies = {modality: dummy_sample(modality, adapter) for modality in adapter.dummy_grids}
-    return {
-        "trained_modalities": tuple(adapter.trained_modalities),
-        "shared_towers": adapter.shared_towers,
-        "dummy_tokens": {modality: sample.num_tokens for modality, sample in dummies.items()},
-        "dummy_cost": {
-            modality: cost.sample_cost(sample.num_tokens, sample.grids(modality)) for modality, sample in dummies.items()
-        },
-    }
+    costs = {modality: cost.sample_cost(sample.num_tokens, sample.grids(modality)) for modality, sample in dummies.items()}
+    return MediaTowers(
+        trained=tuple(adapter.trained_modalities),
+        shared=adapter.shared_towers,
+        dummy_tokens={modality: sample.num_tokens for modality, sample in dummies.items()},
+        dummy_cost=costs,
+    )

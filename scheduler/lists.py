@@ -3,17 +3,19 @@
 import numpy as np
 
 from ..core import OversizeSampleError
-from .plan import PlanConfig, SampleTable, StepPlan
+from .plan import MediaTowers, PlanConfig, SampleTable, StepPlan
 from .plan.fixed import plan_fixed
 
 
-def plan_lists(table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, config: PlanConfig, cp_size: int) -> StepPlan:
+def plan_lists(
+    table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, config: PlanConfig, towers: MediaTowers, cp_size: int
+) -> StepPlan:
     """Return the plan that leaves every sample in the list and on the rank where it came.
 
     Raises:
         OversizeSampleError: a list above the capacity of a pack.
     """
-    plan = plan_fixed(table, table.home, microbatch, num_ranks=num_ranks, config=config, cp_size=cp_size)
+    plan = plan_fixed(table, table.home, microbatch, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size)
     limit = config.max_tokens * cp_size
     over = np.argwhere(plan.padded > limit)
     if len(over):

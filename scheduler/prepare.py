@@ -123,7 +123,7 @@ class Preparer:
             return
         self._describer.use_cost(due.cost)
         self._gatherer.amend(due.told)
-        self._context = msgspec.structs.replace(self._context, config=due.config)
+        self._context = msgspec.structs.replace(self._context, towers=due.towers)
         reader, where = self._reader, f"rank {self._context.rank}, a sample that waits"
         reader.waiting = [self._describer.described(item.block.sample, where) for item in reader.waiting]
         reader.deferred = [(self._describer.described(item.block.sample, where), waited) for item, waited in reader.deferred]
@@ -254,12 +254,15 @@ class Preparer:
     def _plan(self, table: SampleTable, gathered: Gathered) -> StepPlan:
         config, num_ranks, cp_size = self._context.config, self._channel.steps.num_ranks, self._context.cp_size
         if config.scope == "microbatch":
-            return plan_lists(table, note_of(gathered.rows), num_ranks=num_ranks, config=config, cp_size=cp_size)
+            return plan_lists(
+                table, note_of(gathered.rows), num_ranks=num_ranks, config=config, towers=self._context.towers, cp_size=cp_size
+            )
         peers = [[rank] for rank in range(num_ranks)] if config.scope == "rank" else self._channel.peers
         nodes = self._channel.node_of_rank
         settings: dict[str, Any] = {
             "num_ranks": num_ranks,
             "config": config,
+            "towers": self._context.towers,
             "cp_size": cp_size,
             "node_of_rank": nodes,
             "peers": peers,

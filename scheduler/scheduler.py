@@ -107,8 +107,8 @@ class PackingScheduler(Iterator[PackedStep]):
         groups = ProcessGroups.from_world() if groups is None else groups
         check_capacity(config, groups.cp_size)
         cost = default_cost(adapter) if cost is None else cost
-        self._costs = Costs(adapter, config, cost)
-        self._config = config = self._costs.config
+        self._costs = Costs(adapter, cost)
+        self._config = config
         warm_up_once(groups.rank)
         self._callbacks, self._clock = told, StepClock()
         self._told: PackedStep | None = None
@@ -124,6 +124,7 @@ class PackingScheduler(Iterator[PackedStep]):
                 self._source,
                 adapter=adapter,
                 config=config,
+                towers=self._costs.towers,
                 groups=groups,
                 channel=self._channel,
                 describer=self._describer,
@@ -157,7 +158,7 @@ class PackingScheduler(Iterator[PackedStep]):
 
     @property
     def config(self) -> SchedulerConfig:
-        """The settings, with what the adapter filled in; where the cost model was calibrated, those of the steps to come."""
+        """The settings."""
         return self._config
 
     @property
@@ -259,8 +260,7 @@ class PackingScheduler(Iterator[PackedStep]):
     def calibrate(self, observations: Sequence[Observation]) -> CostFit:
         """Fit the cost model to measured micro-batches of all ranks, and plan further steps with it; collective.
 
-        Every rank changes at the same step: the first that no rank has begun to prepare. The cost of dummy media follows,
-        except where the settings name it.
+        Every rank changes at the same step: the first that no rank has begun to prepare. The cost of dummy media follows.
 
         Args:
             observations: what this rank measured: lengths, media grids and seconds of micro-batches.
@@ -279,7 +279,6 @@ class PackingScheduler(Iterator[PackedStep]):
             raise self._channel.lost(error, "calibrate") from error
         self._costs.check(found.model)
         self._preparer.use_cost(self._costs.change(found.model, from_step))
-        self._config = self._costs.config
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -336,7 +335,6 @@ class PackingScheduler(Iterator[PackedStep]):
         if self._prefetcher is not None:
             raise ValueError("load the state before the first step, or between epochs")
         self._preparer.load(checkpoint, self._costs.load(state))
-        self._config = self._costs.config
         self._behind, self._may_be_empty = checkpoint, checkpoint.in_epoch
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step: number of the step, from 0.
         num_samples: samples that are computed.
-        num_dropped: samples that a policy (`oversize`, `leftover`) left out.
+        num_dropped: samples that the policy `oversize` left out.
         num_truncated: samples that `oversize="truncate"` cut since the last step.
         num_deferred: outliers that wait for a later step.
         longest_wait: most steps that one of them has waited.

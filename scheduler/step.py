@@ -17,7 +17,7 @@ from .channel import Channel
 from .config import SchedulerConfig
 from .grad_sync import reduce_if, refuse_ddp, refuse_fsdp
 from .loss import Reduce, packed_loss
-from .plan import SampleTable, StepPlan
+from .plan import MediaTowers, SampleTable, StepPlan
 from .plan.config import MEDIA_BITS
 from .stats import StepStats
 from .transports import TransportError
@@ -30,6 +30,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         adapter: the model family.
         config: settings.
+        towers: media towers of the adapter, as the planner knows them.
         rank: this rank within the data-parallel group.
         cp_size: context-parallel size.
         num_replicas: ranks over which a wrapper averages gradients.
@@ -42,6 +43,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True):
 
     adapter: ModelAdapter
     config: SchedulerConfig
+    towers: MediaTowers
     rank: int
     cp_size: int
     num_replicas: int
@@ -152,7 +154,7 @@ class PackedStep(Sequence[PackedBatch]):
         if batch.step_number not in (None, self.stats.step):
             raise ValueError(f"the pack is of step {batch.step_number}, it runs in step {self.stats.step}")
         config = self._context.config
-        refuse_ddp(model, config.sync, tuple(config.trained_modalities or ()))
+        refuse_ddp(model, config.sync, tuple(self._context.towers.trained))
         if not batch.microbatch:  # once a step: it looks at every module
             refuse_fsdp(model, config.sync, tuple(self._context.adapter.media_tokens))
         return reduce_if(model, batch.microbatch == self.num_microbatches - 1)
@@ -182,7 +184,7 @@ class PackedStep(Sequence[PackedBatch]):
 
         Returns:
             One tensor on the host per sample that this rank brought to this step, in the order of `home_ids`; None where
-            `leftover` dropped it. What was dropped before planning, or waits for a later step, is not among them.
+            `oversize` dropped it from the plan. What was dropped before planning, or waits for a later step, is not among them.
 
         Raises:
             ValueError: another number of values than the packs have samples, or values that are no tensors.

@@ -23,7 +23,7 @@ from evenpack.cli.what_if.opponents.alone import packed_alone
 from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal
 from evenpack.cli.what_if.opponents.next_fit import next_fit
 from evenpack.scheduler.cost import UNITS_PER_TOKEN
-from evenpack.scheduler.plan import StepPlan, plan_step, warm_up
+from evenpack.scheduler.plan import MediaTowers, StepPlan, plan_step, warm_up
 
 from .groups import CASES, Drawn, config_of, draw, with_errors
 from .measure import Measured, measure
@@ -70,13 +70,14 @@ def case_rows(drawn: Drawn, measured: Measured, model: str, case: tuple[str, str
     name, sync, phases = case
     tiny = model == "measured"
     table = drawn.table(num_ranks, tiny, phases)
-    config = config_of(drawn, sync, phases, measured.fit.microbatch_cost if tiny else 0)
+    config = config_of(drawn, sync, measured.fit.microbatch_cost if tiny else 0)
     title = f"{name}, 2 phases" if phases else name
     found: list[Record] = []
     for planner, (plan_with, largest) in PLANNERS.items():
         if num_ranks > largest:
             continue
-        plan = plan_with(table, num_ranks=num_ranks, config=config)
+        towers = drawn.workload.towers if phases else MediaTowers()
+        plan = plan_with(table, num_ranks=num_ranks, config=config, towers=towers)
         bound = found[0]["plan"].lower_bound if found else plan.lower_bound
         found.append({
             "model": model, "workload": title, "sync": sync, "ranks": num_ranks, "planner": planner, "plan": plan,
@@ -115,7 +116,7 @@ def planning_rows(drawn: dict[str, Drawn], ranks: tuple[int, ...]) -> list[Recor
     for name, sync in PANELS:
         for num_ranks in ranks:
             table = drawn[name].table(num_ranks, False, False)
-            config = config_of(drawn[name], sync, False, 0)
+            config = config_of(drawn[name], sync, 0)
             for way, planner in TIMED.items():
                 wall, cpu, plan = timed(lambda p=planner, t=table, c=config, r=num_ranks: p(t, num_ranks=r, config=c))
                 records.append({"workload": name, "sync": sync, "ranks": num_ranks, "way": way, "cpu": cpu, "wall": wall,

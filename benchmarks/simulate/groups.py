@@ -53,12 +53,9 @@ def draw(name: str, num_ranks: int, per_rank: int, fit: CostFit) -> Drawn:
     return Drawn(workload=workload, measured=measured, per_rank=per_rank)
 
 
-def config_of(drawn: Drawn, sync: str, phases: bool, microbatch_cost: int) -> PlanConfig:
+def config_of(drawn: Drawn, sync: str, microbatch_cost: int) -> PlanConfig:
     """Return the planner's settings of a case."""
-    more = drawn.workload.settings if phases else {}
-    return PlanConfig(
-        max_tokens=drawn.workload.capacity, sync=sync, microbatch_cost=microbatch_cost, **more  # type: ignore[arg-type]
-    )  # fmt: skip
+    return PlanConfig(max_tokens=drawn.workload.capacity, sync=sync, microbatch_cost=microbatch_cost)  # type: ignore[arg-type]
 
 
 def with_errors(plan: StepPlan, config: PlanConfig, errors: Sequence[float], seed: int) -> float:

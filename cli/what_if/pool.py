@@ -1,14 +1,14 @@
 """Samples with their costs: what simulated steps are drawn from."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from ...models.cost import CostCoefficients
 from ...scheduler.cost import CostModel
-from ...scheduler.plan import PlanConfig, SampleTable
+from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
+from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints
 from .lengths import Grid, Samples
 from .workloads import QUADRATIC_LENGTH, WORKLOADS
@@ -27,14 +27,14 @@ class CostOf(msgspec.Struct, frozen=True, kw_only=True):
         model: integer costs.
         merge: patches along each side that become one token.
         patch_bytes: bytes of a patch's pixels on the wire.
-        settings: of the planner: trained towers, dummy media.
+        towers: trained towers, dummy media.
     """
 
     name: str
     model: CostModel
     merge: int = 2
     patch_bytes: int = 16 * 16 * 3 * 2 * 4
-    settings: dict[str, Any] = {}
+    towers: MediaTowers = NO_TOWERS
 
 
 def usual_cost(*, vision: bool) -> CostOf:
@@ -50,8 +50,8 @@ def usual_cost(*, vision: bool) -> CostOf:
     if not vision:
         return CostOf(name="a 7B decoder", model=model)
     dummy = model.sample_cost(4, [(1, 4, 4)])
-    settings = {"dummy_tokens": {"image": 4, "video": 4}, "dummy_cost": {"image": dummy, "video": dummy}}
-    return CostOf(name="a 7B decoder and Qwen3-VL's tower", model=model, settings=settings)
+    towers = MediaTowers(dummy_tokens={"image": 4, "video": 4}, dummy_cost={"image": dummy, "video": dummy})
+    return CostOf(name="a 7B decoder and Qwen3-VL's tower", model=model, towers=towers)
 
 
 def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
@@ -69,7 +69,7 @@ def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
     from transformers import AutoConfig
 
     from ...models import adapter_for
-    from ...scheduler.describe import dummy_settings
+    from ...scheduler.describe import media_towers
 
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
@@ -82,17 +82,17 @@ def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
     try:
         adapter = adapter_for(config)
     except ValueError:
-        model, settings = CostModel.from_config(config, cp_size=cp_size), {}
+        model, towers = CostModel.from_config(config, cp_size=cp_size), NO_TOWERS
     else:
         model = CostModel.from_config(config, trained_modalities=adapter.trained_modalities, cp_size=cp_size)
-        settings = dummy_settings(adapter, model) if len(model.phases) > 1 else {}
+        towers = media_towers(adapter, model) if len(model.phases) > 1 else NO_TOWERS
     vision = getattr(getattr(config, "thinker_config", config), "vision_config", None)
     if vision is None:
-        return CostOf(name=name, model=model, settings=settings)
+        return CostOf(name=name, model=model, towers=towers)
     side = int(getattr(vision, "patch_size", 14))
     values = side * side * int(getattr(vision, "in_channels", 3)) * int(getattr(vision, "temporal_patch_size", 2))
     merge = int(getattr(vision, "spatial_merge_size", 2))
-    return CostOf(name=name, model=model, merge=merge, patch_bytes=4 * values, settings=settings)
+    return CostOf(name=name, model=model, merge=merge, patch_bytes=4 * values, towers=towers)
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import numpy as np
 
-from ...scheduler.plan import PlanConfig, SampleTable, StepPlan, planner_for
+from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, planner_for
+from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints
 from ...scheduler.stats import StepStats, step_stats
 from .opponents.alone import packed_alone, padded_alone
@@ -34,6 +35,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_step: of each rank.
         steps: how many.
         seed: of the order in which samples come.
+        towers: media towers of the model.
         config: the planner's, with a pack's whole capacity (all context-parallel ranks together) as `max_tokens`.
     """
 
@@ -41,6 +43,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_step: int
     steps: int
     config: PlanConfig
+    towers: MediaTowers = NO_TOWERS
     seed: int = 0
 
     @property
@@ -144,7 +147,7 @@ def simulate(
         work = int(table.cost.sum())
         nbytes += int(table.nbytes.sum())
         for name, planner in methods.items():
-            plan = planner(table, num_ranks=setting.num_ranks, config=setting.config)
+            plan = planner(table, num_ranks=setting.num_ranks, config=setting.config, towers=setting.towers)
             stats = step_stats(table, plan, step=number, dropped=0, truncated=0, waits=NO_WAITS)
             seen[name].append((stats, plan.value, work / (setting.num_ranks * plan.value)))
             if len(bounds) == number:

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...scheduler.plan import SampleTable
+from ...scheduler.plan import MediaTowers, SampleTable
+from ...scheduler.plan.config import NO_TOWERS
 
 Rng = np.random.Generator
 Array = npt.NDArray[Any]
@@ -25,7 +26,7 @@ QUADRATIC_LENGTH = 65_536
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A named table of samples, with the capacity that it is meant for and further settings of the planner.
+    """A named table of samples, with the capacity that it is meant for and the media towers of its model.
 
     `grids` has the (t, h, w) patch grids of every sample's media, `None` for text; four patches make a token.
     """
@@ -33,7 +34,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     name: str
     capacity: int
     table: SampleTable
-    settings: dict[str, Any] = {}
+    towers: MediaTowers = NO_TOWERS
     grids: Sequence[Sequence[Grid]] | None = None
 
 
@@ -89,9 +90,9 @@ def image_text(rng: Rng, num_ranks: int, per_rank: int, *, phases: int = 1, capa
         media=media if phases == 2 else np.zeros(count, np.int64),
         nbytes=(16 * tokens + 256 + patches * 3072).astype(np.int64),
     )
-    settings = {"dummy_tokens": {"image": 4, "video": 4}} if phases == 2 else {}
+    towers = MediaTowers(dummy_tokens={"image": 4, "video": 4}) if phases == 2 else NO_TOWERS
     name = "image-text" + (", 2 phases" if phases == 2 else "")
-    return Workload(name=name, capacity=capacity, table=table, settings=settings, grids=grids)
+    return Workload(name=name, capacity=capacity, table=table, towers=towers, grids=grids)
 
 
 def _media(rng: Rng, kind: int) -> tuple[Array, Array]:

@@ -4,6 +4,7 @@ import argparse
 import logging
 import warnings
 
+import msgspec
 import torch
 from megatron.core import parallel_state
 from on_cpu import megatron_on_cpu
@@ -38,11 +39,11 @@ def train(steps: int, per_step: int, *, packed: bool = True, lr: float = 0.3) ->
         max_tokens=64,
         samples_per_step=1,
         pipeline_stages=parallel_state.get_pipeline_model_parallel_world_size(),
-        trained_modalities=("image",) if packed else (),
         max_segments=None if packed else 1,
     )
     count = per_step // replicas
-    return [train_step(chunks, items, count, lr, adapter=ADAPTER, settings=settings) for _ in range(steps)]
+    adapter = msgspec.structs.replace(ADAPTER, trained_modalities=("image",) if packed else ())
+    return [train_step(chunks, items, count, lr, adapter=adapter, settings=settings) for _ in range(steps)]
 
 
 def on_rank(sizes: dict[str, int], steps: int, per_step: int, *, packed: bool = True) -> list[float]:

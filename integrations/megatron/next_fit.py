@@ -8,7 +8,8 @@ import numpy as np
 
 from ...core import InfeasiblePlanError, OversizeSampleError
 from ...scheduler import PlanConfig, SampleTable, StepPlan
-from ...scheduler.plan import plan_fixed
+from ...scheduler.plan import MediaTowers, plan_fixed
+from ...scheduler.plan.config import NO_TOWERS
 
 
 def next_fit_planner(
@@ -16,6 +17,7 @@ def next_fit_planner(
     *,
     num_ranks: int,
     config: PlanConfig,
+    towers: MediaTowers = NO_TOWERS,
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
@@ -29,6 +31,7 @@ def next_fit_planner(
         table: the samples.
         num_ranks: R.
         config: settings.
+        towers: media towers, for the dummies that packs need.
         cp_size: context-parallel size.
         node_of_rank: not looked at.
         peers: not supported, as packs go to ranks in turn.
@@ -52,7 +55,7 @@ def next_fit_planner(
     for index, pack in enumerate(packs):
         microbatch[pack], rank[pack] = divmod(index, num_ranks)
     fixed = msgspec.structs.replace(config, num_microbatches=len(packs) // num_ranks)
-    return plan_fixed(table, rank, microbatch, num_ranks=num_ranks, config=fixed, cp_size=cp_size)
+    return plan_fixed(table, rank, microbatch, num_ranks=num_ranks, config=fixed, towers=towers, cp_size=cp_size)
 
 
 def _packs(padded: list[int], capacity: int, max_segments: int | None) -> list[list[int]]:

@@ -42,14 +42,12 @@ def scheduler_config(config: Any, settings: SchedulerConfig | None, ranks: Ranks
     multiple = group if vpp_size > 1 else 1
     align, pack_align = _alignment(config, ranks, settings)
     if settings is None:
-        stages = ranks.pp.size()
         return SchedulerConfig(
             max_tokens=config.max_seqlen_per_dp_cp_rank,
             samples_per_step=count,
             sync="microbatch" if (getattr(config, "expert_model_parallel_size", 1) or 1) > 1 else "step",
             microbatch_multiple=multiple,
-            pipeline_stages=stages,
-            order="small_ends" if stages > 1 else "heaviest_first",
+            pipeline_stages=ranks.pp.size(),
             align=align,
             pack_align=_static_rows(config, pack_align) or pack_align,
             max_segments=getattr(config, "thd_max_packed_sequences", None),

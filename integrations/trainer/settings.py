@@ -114,13 +114,9 @@ def eval_config(config: SchedulerConfig, args: Any) -> SchedulerConfig:
         oversize="truncate" if config.oversize == "truncate" else "error",
         align=config.align,
         pack_align=config.pack_align,
-        dummy_tokens=config.dummy_tokens,
-        dummy_cost=config.dummy_cost,
-        trained_modalities=config.trained_modalities,
         loss_average=config.loss_average,
         pixel_dtype=config.pixel_dtype,
         prefetch=config.prefetch,
         transport=config.transport,
-        max_peers=config.max_peers,
         timeout=config.timeout,
     )

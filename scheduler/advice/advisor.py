@@ -95,6 +95,7 @@ class Advisor:
             tables=[table for _, table, _ in recent],
             config=context.config,
             num_ranks=step.plan.num_ranks,
+            towers=context.towers,
             cp_size=context.cp_size,
             node_of_rank=context.channel.node_of_rank,
             peers=context.channel.peers,

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..config import SchedulerConfig
 from ..outliers import waiting_outliers
-from ..plan import SampleTable, StepPlan, plan_step, planner_for
+from ..plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
+from ..plan.config import NO_TOWERS
 from ..rows import Gathered, row_dtype, with_note
 
 #: Steps that a heavy sample may wait in the simulation of `defer`.
@@ -22,6 +23,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         tables: of each step.
         config: settings.
         num_ranks: R.
+        towers: as `plan_step`.
         cp_size: context-parallel size.
         node_of_rank: as `plan_step`.
         peers: as `plan_step`.
@@ -30,6 +32,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tables: Sequence[SampleTable]
     config: SchedulerConfig
     num_ranks: int
+    towers: MediaTowers = NO_TOWERS
     cp_size: int = 1
     node_of_rank: Sequence[int] | None = None
     peers: Any = None
@@ -40,6 +43,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             table,
             num_ranks=self.num_ranks,
             config=config or self.config,
+            towers=self.towers,
             cp_size=self.cp_size,
             node_of_rank=self.node_of_rank,
             peers=self.peers,
@@ -80,7 +84,7 @@ def with_context_parallelism(steps: Steps) -> float | None:
     pairs = []
     for table in steps.tables:
         halved = msgspec.structs.replace(table, home=table.home // 2, padded=-(-table.tokens // align) * align)
-        plan = plan_step(halved, num_ranks=steps.num_ranks // 2, config=config, cp_size=cp_size)
+        plan = plan_step(halved, num_ranks=steps.num_ranks // 2, config=config, towers=steps.towers, cp_size=cp_size)
         pairs.append((halved, plan))
     return _ratio(pairs) / 2
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from ...models import ModelAdapter
-from ..describe import SampleCost, dummy_settings
+from ..describe import SampleCost, media_towers
 from ..plan import PlanConfig, SampleTable, StepPlan, planner_for
 from ..plan.config import check_int
 from ..plan.table import Ints
@@ -107,7 +107,10 @@ class EpochPlanner:
         self._adapter = adapter
         self._cp_size = cp_size
         self._cost: SampleCost = default_cost(adapter) if cost is None else cost
-        self._plan_config = self._resolved()
+        # Nothing has a home yet, so movement is free.
+        settings = {name: getattr(config, name) for name in PlanConfig.__struct_fields__}
+        self._plan_config = PlanConfig(**{**settings, "movement": "free"})
+        self._towers = media_towers(adapter, self._cost)
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[PlannedStep]:
         """Yield the steps of an epoch.
@@ -153,15 +156,6 @@ class EpochPlanner:
             home=np.arange(len(samples)) % self.num_ranks,
             media=[int(bool(items)) for items in grids],
         )
-        return planner_for(len(table))(table, num_ranks=self.num_ranks, config=self._plan_config, cp_size=self._cp_size)
-
-    def _resolved(self) -> PlanConfig:
-        """Return the planner's settings: nothing has a home yet, so movement is free."""
-        own = {name: getattr(self.config, name) for name in PlanConfig.__struct_fields__}
-        derived = dummy_settings(self._adapter, self._cost)
-        for name in ("dummy_tokens", "dummy_cost"):
-            own[name] = {**derived[name], **own[name]}
-        for name in ("trained_modalities", "shared_towers"):
-            if own[name] is None:
-                own[name] = derived[name]
-        return PlanConfig(**{**own, "movement": "free"})
+        return planner_for(len(table))(
+            table, num_ranks=self.num_ranks, config=self._plan_config, towers=self._towers, cp_size=self._cp_size
+        )

@@ -24,7 +24,7 @@ class OfflineSource:
         rank: this rank.
 
     Attributes:
-        num_dropped: samples of the whole group that policies of the plan (`oversize`, `leftover`) left out so far.
+        num_dropped: samples of the whole group that the policy `oversize` of the plan left out so far.
     """
 
     def __init__(

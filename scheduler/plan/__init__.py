@@ -1,6 +1,6 @@
 """The planner: a pure function from a table of samples to a plan (numpy and numba only)."""
 
-from .config import PlanConfig
+from .config import MediaTowers, PlanConfig
 from .describe import CODE_VERSION
 from .fixed import plan_fixed
 from .result import StepPlan
@@ -10,6 +10,7 @@ from .two_level import Team, plan_in_pods, planner_for
 
 __all__ = [
     "CODE_VERSION",
+    "MediaTowers",
     "PlanConfig",
     "SampleTable",
     "StepPlan",

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...core.errors import OversizeSampleError, PlanError
-from .config import MEDIA_BITS, PlanConfig
+from .config import MEDIA_BITS, NO_TOWERS, MediaTowers, PlanConfig
 from .integers import exact_sum
 from .problem import LIMIT, NUM_SETS, Problem
 from .table import Ints, SampleTable, as_ints
@@ -18,9 +18,10 @@ def build_problem(
     *,
     num_ranks: int,
     config: PlanConfig,
-    cp_size: int,
-    node_of_rank: Sequence[int] | None,
-    peers: Any,
+    towers: MediaTowers = NO_TOWERS,
+    cp_size: int = 1,
+    node_of_rank: Sequence[int] | None = None,
+    peers: Any = None,
 ) -> Problem:
     """Check everything and drop oversize samples where the policy says so.
 
@@ -54,9 +55,10 @@ def build_problem(
     if len(kept) < len(table):
         columns = {name: column[kept] for name, column in columns.items()}
     cost = columns["cost"]
-    dummy_size, dummy_cost, known = _dummies(config, align, cost.shape[1])
+    dummy_size, dummy_cost, known = _dummies(towers, align, cost.shape[1])
     return Problem(
         config=config,
+        towers=towers,
         kept=kept,
         size=columns["padded"],
         cost=cost,
@@ -70,7 +72,7 @@ def build_problem(
         limit=_segment_limit(config.max_segments, pack_align > align),
         align=align,
         pack_align=pack_align,
-        towers=_towers(config),
+        trained_towers=_trained_towers(towers),
         dummy_size=dummy_size,
         dummy_cost=dummy_cost,
         dummy_count=np.array([flags.bit_count() for flags in range(NUM_SETS)], np.int64),
@@ -143,27 +145,26 @@ def _segment_limit(max_segments: int | None, has_tail: bool) -> int:
     return max(max_segments - has_tail, 1)
 
 
-def _towers(config: PlanConfig) -> tuple[tuple[int, int], ...]:
-    """Trained towers, as `Problem.towers`. The dummy is of the first trained modality, images before videos."""
-    groups = config.shared_towers or ()
-    alone = tuple((name,) for name in MEDIA_BITS if not any(name in group for group in groups))
-    trained = {name: bit for name, bit in MEDIA_BITS.items() if name in (config.trained_modalities or ())}
-    towers = []
-    for group in (*groups, *alone):
+def _trained_towers(towers: MediaTowers) -> tuple[tuple[int, int], ...]:
+    """Trained towers, as `Problem.trained_towers`. The dummy is of the first trained modality, images before videos."""
+    alone = tuple((name,) for name in MEDIA_BITS if not any(name in group for group in towers.shared))
+    trained = {name: bit for name, bit in MEDIA_BITS.items() if name in towers.trained}
+    found = []
+    for group in (*towers.shared, *alone):
         own = [bit for name, bit in trained.items() if name in group]
         if own:
-            towers.append((sum(MEDIA_BITS[name] for name in group), own[0]))
-    return tuple(towers)
+            found.append((sum(MEDIA_BITS[name] for name in group), own[0]))
+    return tuple(found)
 
 
-def _dummies(config: PlanConfig, align: int, num_phases: int) -> tuple[Ints, Ints, int]:
+def _dummies(towers: MediaTowers, align: int, num_phases: int) -> tuple[Ints, Ints, int]:
     size, cost, known = np.zeros(NUM_SETS, np.int64), np.zeros((NUM_SETS, num_phases), np.int64), 0
     for name, bit in MEDIA_BITS.items():
-        tokens = -(-config.dummy_tokens.get(name, 1) // align) * align
-        phases = config.dummy_cost.get(name, (0,) * num_phases)
+        tokens = -(-towers.dummy_tokens.get(name, 1) // align) * align
+        phases = towers.dummy_cost.get(name, (0,) * num_phases)
         if len(phases) != num_phases:
             raise ValueError(f"dummy_cost[{name!r}] has {len(phases)} phases, the samples have {num_phases}")
-        known |= bit if name in config.dummy_tokens else 0
+        known |= bit if name in towers.dummy_tokens else 0
         for flags in range(NUM_SETS):
             if flags & bit:
                 size[flags] += tokens

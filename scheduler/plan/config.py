@@ -1,23 +1,42 @@
 """Settings of the planner."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, get_args
 
 import msgspec
 
 Sync = Literal["step", "microbatch"]
 Movement = Literal["minimal", "free"]
-Order = Literal["heaviest_first", "small_ends"]
 Oversize = Literal["error", "drop", "truncate"]
-Leftover = Literal["error", "drop"]
 Modality = Literal["image", "video", "audio"]
 
 #: Bit of each modality in `SampleTable.media` and `StepPlan.dummy_media`.
 MEDIA_BITS: dict[str, int] = {"image": 1, "video": 2, "audio": 4}
 
+#: Settings of earlier versions, and what to do instead.
+REPLACED: dict[str, str] = {
+    "order": "packs are ordered by pipeline_stages: small ones first and last with a pipeline, heaviest first without",
+    "leftover": "oversize='drop' drops what a fixed num_microbatches cannot hold, too",
+    "trained_modalities": "it is the adapter's: adapter_for(name, trained_modalities=...)",
+    "shared_towers": "it is the adapter's; planners take MediaTowers(shared=...) as `towers`",
+    "dummy_tokens": "it follows from the adapter; planners take MediaTowers(dummy_tokens=...) as `towers`",
+    "dummy_cost": "it follows from the adapter and the cost model; planners take MediaTowers(dummy_cost=...) as `towers`",
+    "pods": "very large steps are planned in pods unasked; plan_in_pods(..., pods=...) takes a number",
+    "shared_memory": "transport='network' keeps samples out of memory that ranks of a node share",
+    "max_peers": "the device transport chooses how many ranks exchange directly; leave it out",
+}
 
-class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
+
+class _NamesReplaced(msgspec.StructMeta):
+    """Constructing settings by a name of an earlier version says what replaced it, in place of a bare TypeError."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        refuse_replaced(settings, cls.__struct_fields__)
+        return super().__call__(*args, **settings)
+
+
+class PlanConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesReplaced):
     """What a plan must respect and what it optimises.
 
     Attributes:
@@ -26,19 +45,15 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_microbatches: packs per rank and step; None lets the planner choose.
         microbatch_multiple: number of micro-batches is a multiple of this (virtual pipelines).
         microbatch_cost: fixed cost of one micro-batch, in the units of the sample costs.
-        pipeline_stages: pipeline-parallel size P; adds (P - 1) times a rank's largest micro-batch at `sync="step"`.
+        pipeline_stages: pipeline-parallel size P; adds (P - 1) times a rank's largest micro-batch at `sync="step"`. With a
+            pipeline, a rank's small packs run first and last; without, its packs run heaviest first.
         max_segments: most segments per pack, a tail included; None for no limit.
         tolerance: imbalance, relative to the lower bound, below which samples stay at home.
         movement: keep samples at home where balance allows ("minimal"), or ignore homes ("free").
-        order: order of a rank's packs: heaviest first, or small ones at both ends (pipelines).
-        oversize: what happens to a sample above the capacity.
-        leftover: what happens to samples that a fixed `num_microbatches` cannot hold.
+        oversize: what happens to a sample above the capacity: an error, or it is dropped, or truncated. "drop" also drops
+            what a fixed `num_microbatches` cannot hold; the others raise an error there.
         align: multiple to which every segment is padded; None means 2 * cp_size if cp_size > 1, else 1.
         pack_align: multiple to which every pack is padded, itself a multiple of `align`; None means `align`.
-        trained_modalities: media whose towers are trained: each tower must run on every rank in the last micro-batch.
-        shared_towers: groups of media that run through one tower: at `sync="step"` one of them is enough.
-        dummy_tokens: padded tokens of the smallest legal item of a modality.
-        dummy_cost: cost per phase of the smallest legal item of a modality.
     """
 
     max_tokens: int
@@ -50,15 +65,9 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_segments: int | None = None
     tolerance: float = 0.01
     movement: Movement = "minimal"
-    order: Order = "heaviest_first"
     oversize: Oversize = "error"
-    leftover: Leftover = "error"
     align: int | None = None
     pack_align: int | None = None
-    trained_modalities: tuple[Modality, ...] | None = None
-    shared_towers: tuple[tuple[Modality, ...], ...] | None = None
-    dummy_tokens: Mapping[str, int] = {}
-    dummy_cost: Mapping[str, tuple[int, ...]] = {}
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "microbatch_multiple", "pipeline_stages"):
@@ -71,15 +80,9 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, kind in (
             ("sync", Sync),
             ("movement", Movement),
-            ("order", Order),
             ("oversize", Oversize),
-            ("leftover", Leftover),
         ):
             check_literal(name, getattr(self, name), get_args(kind))
-        for modality in self.trained_modalities or ():
-            check_literal("trained_modalities", modality, get_args(Modality))
-        self._check_towers()
-        self._check_dummies()
         if self.pack_align is not None and self.pack_align % (self.align or 1):
             raise ValueError(f"pack_align must be a multiple of align={self.align}, got {self.pack_align}")
         if self.num_microbatches is not None and self.num_microbatches % self.microbatch_multiple:
@@ -87,22 +90,6 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"num_microbatches must be a multiple of microbatch_multiple={self.microbatch_multiple}, "
                 f"got {self.num_microbatches}"
             )
-
-    def _check_towers(self) -> None:
-        grouped = [modality for group in self.shared_towers or () for modality in group]
-        for modality in grouped:
-            check_literal("shared_towers", modality, get_args(Modality))
-        if len(set(grouped)) < len(grouped):
-            raise ValueError(f"shared_towers must name each modality at most once, got {self.shared_towers}")
-
-    def _check_dummies(self) -> None:
-        for modality, tokens in self.dummy_tokens.items():
-            check_literal("dummy_tokens", modality, get_args(Modality))
-            check_int(f"dummy_tokens[{modality!r}]", tokens, 1)
-        for modality, costs in self.dummy_cost.items():
-            check_literal("dummy_cost", modality, get_args(Modality))
-            for cost in costs:
-                check_int(f"dummy_cost[{modality!r}]", cost, 0)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
@@ -112,6 +99,7 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: a name that is not a setting, or a value of the wrong type or range.
         """
         known = {field.name for field in msgspec.structs.fields(cls)}
+        refuse_replaced(settings, known)
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ValueError(f"unknown settings {unknown}; known ones are {sorted(known)}")
@@ -123,6 +111,52 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
     def segment_align(self, cp_size: int) -> int:
         """Multiple to which every segment is padded under `cp_size`."""
         return self.align if self.align is not None else (2 * cp_size if cp_size > 1 else 1)
+
+
+class MediaTowers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan must know of the model's media towers: it follows from the adapter and the cost model, not from the user.
+
+    Attributes:
+        trained: media whose towers are trained: each tower must run on every rank in the last micro-batch.
+        shared: groups of media that run through one tower: at `sync="step"` one of them is enough.
+        dummy_tokens: tokens of the smallest legal item of a modality.
+        dummy_cost: cost per phase of the smallest legal item of a modality; free where a modality is left out.
+
+    Raises:
+        ValueError: a modality that is none, or a number out of range.
+    """
+
+    trained: tuple[str, ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
+    dummy_tokens: Mapping[str, int] = {}
+    dummy_cost: Mapping[str, tuple[int, ...]] = {}
+
+    def __post_init__(self) -> None:
+        for modality in self.trained:
+            check_literal("trained", modality, get_args(Modality))
+        grouped = [modality for group in self.shared for modality in group]
+        for modality in grouped:
+            check_literal("shared", modality, get_args(Modality))
+        if len(set(grouped)) < len(grouped):
+            raise ValueError(f"shared must name each modality at most once, got {self.shared}")
+        for modality, tokens in self.dummy_tokens.items():
+            check_literal("dummy_tokens", modality, get_args(Modality))
+            check_int(f"dummy_tokens[{modality!r}]", tokens, 1)
+        for modality, costs in self.dummy_cost.items():
+            check_literal("dummy_cost", modality, get_args(Modality))
+            for cost in costs:
+                check_int(f"dummy_cost[{modality!r}]", cost, 0)
+
+
+#: A model without media.
+NO_TOWERS = MediaTowers()
+
+
+def refuse_replaced(settings: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ValueError` for a setting of an earlier version, with what replaced it."""
+    for name in settings:
+        if name in REPLACED and name not in known:
+            raise ValueError(f"{name} is not a setting any more: {REPLACED[name]}")
 
 
 def check_int(name: str, value: object, low: int) -> None:

@@ -87,7 +87,7 @@ def _step_order(problem: Problem, sums: PackSums) -> Ints | None:
     load = sums.cost.sum(axis=2)
     ranks, count = load.shape
     order = np.argsort(-load, axis=1, kind="stable")
-    if problem.config.order == "small_ends":
+    if problem.config.pipeline_stages > 1:
         order = order[:, small_ends(count)]
     if not problem.trained:
         return order
@@ -133,7 +133,7 @@ def assign(problem: Problem, bins: Bins, sums: PackSums, order: Ints, *, sort: b
     cost = cost + problem.dummy_cost[dummies]
     if sort:
         columns = np.argsort(-cost.max(axis=0).sum(axis=1), kind="stable")
-        if problem.config.order == "small_ends":
+        if problem.config.pipeline_stages > 1:
             columns = columns[small_ends(count)]
         order, dummies, cost = order[:, columns], dummies[:, columns], cost[:, columns]
     new = np.empty_like(order)

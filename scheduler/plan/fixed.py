@@ -6,7 +6,7 @@ from ...core.errors import InfeasiblePlanError
 from . import bounds, media
 from .bins import Bins
 from .build import build_problem
-from .config import PlanConfig
+from .config import NO_TOWERS, MediaTowers, PlanConfig
 from .describe import describe
 from .finish import assign, pack_sums
 from .result import StepPlan
@@ -20,6 +20,7 @@ def plan_fixed(
     *,
     num_ranks: int,
     config: PlanConfig,
+    towers: MediaTowers = NO_TOWERS,
     cp_size: int = 1,
     enforce: bool = False,
 ) -> StepPlan:
@@ -31,6 +32,7 @@ def plan_fixed(
         microbatch: `[N]`, micro-batch of each sample, below `config.num_microbatches`.
         num_ranks: R.
         config: settings; `num_microbatches` must be set.
+        towers: what the plan must know of the media towers; it follows from the adapter.
         cp_size: context-parallel size.
         enforce: refuse packs above the capacity or `max_segments`; without, they are described as they are and `padded`
             shows them.
@@ -48,7 +50,9 @@ def plan_fixed(
     count = config.num_microbatches
     if count is None:
         raise ValueError("plan_fixed needs config.num_microbatches")
-    problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=None, peers=None)
+    problem = build_problem(
+        table, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size, node_of_rank=None, peers=None
+    )
     bins = Bins.empty(problem, count, False)
     bins.bin_of[:] = rank[problem.kept] * count + microbatch[problem.kept]
     sums = pack_sums(problem, bins)

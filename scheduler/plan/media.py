@@ -27,7 +27,7 @@ def needed(problem: Problem, flags: Ints) -> Ints:
 def missing_towers(problem: Problem, flags: Ints) -> Ints:
     """Bit flags of the dummies that run the trained towers which packs with these media leave out; shaped like `flags`."""
     missing = np.zeros_like(flags)
-    for members, dummy in problem.towers:
+    for members, dummy in problem.trained_towers:
         missing |= np.where(flags & members, 0, dummy)
     return missing
 
@@ -40,7 +40,7 @@ def check_known(problem: Problem, dummies: Ints) -> None:
             rank, index = np.argwhere(dummies & bit)[0]
             raise PlanError(
                 f"rank {rank}, micro-batch {index} needs a dummy {name}, and dummy_tokens has no entry for {name!r}: "
-                f"name the padded tokens of its smallest legal item (known: {sorted(problem.config.dummy_tokens)})"
+                f"name the padded tokens of its smallest legal item (known: {sorted(problem.towers.dummy_tokens)})"
             )
 
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .config import MEDIA_BITS, PlanConfig
+from .config import MEDIA_BITS, MediaTowers, PlanConfig
 from .integers import descending
 from .table import Ints
 
@@ -25,15 +25,16 @@ NUM_SETS = 1 << len(MEDIA_BITS)
 class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """The samples to place, without those that the oversize policy dropped.
 
-    `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail
-    not counted. `towers` are those that are trained: bit flags of the media that run each, and the bit of the dummy that does
-    so where there is none of them. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
+    `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail not
+    counted. `trained_towers` holds, for each, bit flags of the media that run it, and the bit of the dummy that does so where
+    there is none of them. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
 
     What a part of a larger step knows of the rest, it says by overriding `is_large`, `work`, `media_elsewhere`,
     `cost_elsewhere` and `raised` (`two_level.sharing.PodProblem`); here the step is all there is.
     """
 
     config: PlanConfig
+    towers: MediaTowers
     kept: Ints
     size: Ints
     cost: Ints
@@ -46,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     limit: int
     align: int
     pack_align: int
-    towers: tuple[tuple[int, int], ...]
+    trained_towers: tuple[tuple[int, int], ...]
     dummy_size: Ints
     dummy_cost: Ints
     dummy_count: Ints
@@ -84,7 +85,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @property
     def trained(self) -> int:
         """Bit flags of the dummies that a micro-batch without media needs."""
-        return sum(dummy for _, dummy in self.towers)
+        return sum(dummy for _, dummy in self.trained_towers)
 
     @property
     def modalities(self) -> int:

@@ -55,7 +55,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def num_dropped(self) -> int:
-        """Samples that a policy (`oversize`, `leftover`) left out of the step."""
+        """Samples that the policy `oversize` left out of the step."""
         return int(np.count_nonzero(self.rank < 0))
 
     def ids(self, rank: int, microbatch: int) -> Ints:

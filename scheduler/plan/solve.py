@@ -156,7 +156,7 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
 
 def _fixed(problem: Problem, bound: int, count: int) -> Assignment:
     found = attempt(problem, count, bound)
-    if found is None and problem.config.leftover == "drop":
+    if found is None and problem.config.oversize == "drop":
         found = _drop(problem, bound, count)
     if found is None:
         raise InfeasiblePlanError(

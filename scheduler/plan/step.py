@@ -7,7 +7,7 @@ import numpy as np
 
 from . import bounds
 from .build import build_problem
-from .config import Movement, PlanConfig, Sync
+from .config import NO_TOWERS, MediaTowers, Movement, PlanConfig, Sync
 from .describe import describe
 from .result import StepPlan
 from .solve import solve
@@ -19,6 +19,7 @@ def plan_step(
     *,
     num_ranks: int,
     config: PlanConfig,
+    towers: MediaTowers = NO_TOWERS,
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
@@ -31,6 +32,7 @@ def plan_step(
         table: the samples of all ranks.
         num_ranks: R, data-parallel ranks.
         config: what to respect and what to optimise.
+        towers: what the plan must know of the media towers; it follows from the adapter.
         cp_size: context-parallel size; a pack holds `max_tokens * cp_size` padded tokens.
         node_of_rank: `[R]`, node of each rank; moves inside a node come first.
         peers: ranks that each rank may send samples to (sequence or mapping of ranks, or `[R, R]` bool); None for all.
@@ -40,7 +42,7 @@ def plan_step(
 
     Raises:
         ValueError: arguments that make no sense.
-        PlanError: values of the table out of range, or a dummy media item that the settings do not describe.
+        PlanError: values of the table out of range, or a dummy media item that `towers` does not describe.
         OversizeSampleError: a sample above the capacity, unless the policy is "drop".
         InfeasiblePlanError: constraints that no assignment was found for.
 
@@ -50,7 +52,15 @@ def plan_step(
         >>> plan.num_microbatches, plan.value, plan.padded.tolist()
         (2, 18, [[9, 9], [9, 9]])
     """
-    problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=node_of_rank, peers=peers)
+    problem = build_problem(
+        table,
+        num_ranks=num_ranks,
+        config=config,
+        towers=towers,
+        cp_size=cp_size,
+        node_of_rank=node_of_rank,
+        peers=peers,
+    )
     bound = bounds.objective(problem)
     return describe(table, problem, solve(problem, bound), bound)
 

@@ -6,7 +6,7 @@ import msgspec
 
 from ... import __version__  # pyright: ignore[reportMissingImports]
 from ..config import SchedulerConfig
-from ..plan.describe import CODE_VERSION
+from ..plan import CODE_VERSION, MediaTowers
 from ..stats import StepStats
 from ..step import PackedStep
 
@@ -19,6 +19,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         code_version: of the planner: another one may plan the same table differently.
         planner: name of the function that planned.
         settings: the scheduler's settings, as plain data.
+        towers: the adapter's media towers, which the plan knew.
         num_ranks: R.
         cp_size: context-parallel size.
         phases: names of the cost's phases.
@@ -34,6 +35,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     code_version: str
     planner: str
     settings: dict[str, Any]
+    towers: MediaTowers
     num_ranks: int
     cp_size: int
     phases: tuple[str, ...]
@@ -57,6 +59,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
             code_version=CODE_VERSION,
             planner=context.planner,
             settings=msgspec.to_builtins(context.config),
+            towers=context.towers,
             num_ranks=num_ranks,
             cp_size=context.cp_size,
             phases=context.phases,

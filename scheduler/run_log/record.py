@@ -171,6 +171,7 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tru
             self.microbatch[kept],
             num_ranks=header.num_ranks,
             config=config,
+            towers=header.towers,
             cp_size=header.cp_size,
         )
         return msgspec.structs.replace(

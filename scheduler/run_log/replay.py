@@ -29,7 +29,12 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
     config = config or header.config
     if config.scope == "microbatch":
         return plan_lists(
-            recorded.table, recorded.microbatch, num_ranks=header.num_ranks, config=config, cp_size=header.cp_size
+            recorded.table,
+            recorded.microbatch,
+            num_ranks=header.num_ranks,
+            config=config,
+            towers=header.towers,
+            cp_size=header.cp_size,
         )
     if not is_replayable(header):
         raise ValueError(f"step {recorded.stats.step} was planned by {header.planner}, which a replay cannot call")
@@ -37,6 +42,7 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
         recorded.table,
         num_ranks=header.num_ranks,
         config=config,
+        towers=header.towers,
         cp_size=header.cp_size,
         node_of_rank=header.node_of_rank,
         peers=header.peers,

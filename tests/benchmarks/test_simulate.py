@@ -47,8 +47,8 @@ def test_a_smaller_group_has_the_first_samples_and_the_measured_costs(fit):
 @pytest.mark.parametrize(("sync", "phases"), [("step", False), ("microbatch", False), ("microbatch", True)])
 def test_without_errors_a_step_takes_the_objective(fit, sync, phases):
     drawn = draw("image-text", 4, 8, fit)
-    config = config_of(drawn, sync, phases, microbatch_cost=1000)
-    plan = plan_step(drawn.table(4, measured=True, phases=phases), num_ranks=4, config=config)
+    config = config_of(drawn, sync, microbatch_cost=1000)
+    plan = plan_step(drawn.table(4, measured=True, phases=phases), num_ranks=4, config=config, towers=drawn.workload.towers)
     assert with_errors(plan, config, [1.0], seed=0) == plan.value
     assert with_errors(plan, config, [0.8, 1.2], seed=0) != plan.value
     work = plan.value - 1000 * plan.num_microbatches

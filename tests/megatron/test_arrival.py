@@ -30,6 +30,7 @@ IMAGE = 60
 VISION = msgspec.structs.replace(
     adapter_for("qwen2_vl"), media_tokens={"image": IMAGE, "video": 61}, vision_start=58, vision_end=59, pad_token_id=0
 )
+FROZEN = msgspec.structs.replace(VISION, trained_modalities=())
 
 
 def image_sample(name, before, images, after, value=0.0):
@@ -54,7 +55,7 @@ def test_boundaries_do_not_come_from_positions():
     """Positions that stand still within a segment, and start at 0 in both."""
     pixels = {"pixel_values": torch.zeros(16, VISION.patch_dim), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     items = [ids_of([*[IMAGE] * 4, 7, 8]) | pixels, ids_of([1, 2, 3])]
-    ((row,),) = on_ranks(taken(items, adapter=VISION, trained_modalities=()), 1)
+    ((row,),) = on_ranks(taken(items, adapter=FROZEN), 1)
     assert row["position_ids"][0] == [[0, 0, 0, 0, 2, 3, 0, 1, 2]]
     assert row["params"]["cu_seqlens_q"] == row["params"]["cu_seqlens_q_padded"] == [0, 6, 9]
 
@@ -203,10 +204,10 @@ def test_images_follow_their_samples():
 def test_an_image_that_a_chunk_boundary_cuts(slicing):
     """Chunks of 2 slots; the features lie in slots 2 to 5, so both ranks hold two of them."""
     sample = image_sample("image", [7], 1, [8])
-    adapter = msgspec.structs.replace(VISION, cp_slicing=slicing)
+    adapter = msgspec.structs.replace(FROZEN, cp_slicing=slicing)
 
     def body():
-        config = SchedulerConfig(max_tokens=64, samples_per_step=1, trained_modalities=())
+        config = SchedulerConfig(max_tokens=64, samples_per_step=1)
         iterator, _, _, _ = wrap(Samples([sample]), 1, adapter=adapter, settings=config)
         batch = next_batch(iterator)
         return batch.tokens.tolist(), batch.further["media_feature_index"].tolist(), batch.further["pixel_values"].shape[0]

@@ -15,7 +15,7 @@ from evenpack.scheduler import SchedulerConfig
 from .helpers import Samples, on_ranks, own_sample, wrap
 
 ADAPTER = msgspec.structs.replace(
-    adapter_for("qwen2_vl"), media_tokens={"image": 60, "video": 61}, pad_token_id=0, cp_slicing="caller"
+    adapter_for("qwen2_vl", trained_modalities=()), media_tokens={"image": 60, "video": 61}, pad_token_id=0, cp_slicing="caller"
 )
 
 
@@ -47,7 +47,6 @@ def gradients(positions, *, items=None, packed=True, align=None):
             samples_per_step=1,
             align=align,
             max_segments=None if packed else 1,
-            trained_modalities=(),
         )
         iterator, count, _, _ = wrap(Samples(items), len(items), adapter=adapter, settings=config)
         for _ in range(count):

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from evenpack.core.errors import InfeasiblePlanError, OversizeSampleError, PlanError
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_step
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_step
 
-IMAGE = {"image": 4}
+TEXT, IMAGE = MediaTowers(), MediaTowers(dummy_tokens={"image": 4})
+TRAINED = MediaTowers(dummy_tokens={"image": 4}, trained=("image",))
 
 
-def plan(lengths: list[int], num_ranks: int, *, cp_size: int = 1, table: dict | None = None, **config) -> StepPlan:
+def plan(lengths: list[int], num_ranks: int, *, cp_size: int = 1, table: dict | None = None, towers=TEXT, **config) -> StepPlan:
     rows = SampleTable.from_lengths(lengths, **(table or {}))
-    return plan_step(rows, num_ranks=num_ranks, config=PlanConfig(**config), cp_size=cp_size)
+    return plan_step(rows, num_ranks=num_ranks, config=PlanConfig(**config), towers=towers, cp_size=cp_size)
 
 
 def contents(found: StepPlan, table_lengths: list[int]) -> list[list[list[int]]]:
@@ -66,7 +67,7 @@ class TestEverySync:
 
     def test_p15_left_over_samples_are_counted(self, sync, movement):
         settings = {"max_tokens": 10, "num_microbatches": 1, "sync": sync, "movement": movement}
-        found = plan([9, 9, 9], 2, leftover="drop", **settings)
+        found = plan([9, 9, 9], 2, oversize="drop", **settings)
         assert (found.tokens.sum(), found.num_dropped) == (18, 1)
         assert sorted(found.rank) == [-1, 0, 1]
         with pytest.raises(InfeasiblePlanError, match=r"3 samples of 27 padded tokens.*2 ranks.*capacity of 10"):
@@ -94,7 +95,7 @@ def test_p7_heavy_samples_meet_light_ones():
 
 
 def test_p9_a_slot_without_image_gets_a_dummy_image():
-    found = plan([10, 10, 10], 2, max_tokens=10, sync="microbatch", dummy_tokens=IMAGE, table={"media": [1, 1, 1]})
+    found = plan([10, 10, 10], 2, max_tokens=10, sync="microbatch", towers=IMAGE, table={"media": [1, 1, 1]})
     assert found.num_microbatches == 2
     assert sorted(found.dummy_media.ravel()) == [0, 0, 0, 1]
     assert found.is_dummy.sum() == 1 and found.padded[found.is_dummy].tolist() == [4]
@@ -108,7 +109,7 @@ def test_p9_a_dummy_that_the_settings_do_not_describe_is_named():
 @pytest.mark.parametrize("movement", ["minimal", "free"])
 def test_p10_images_meet_images(movement):
     rows = {"media": [1, 0, 0, 1], "home": [0, 0, 1, 1]}
-    found = plan([10] * 4, 2, max_tokens=10, sync="microbatch", dummy_tokens=IMAGE, table=rows, movement=movement)
+    found = plan([10] * 4, 2, max_tokens=10, sync="microbatch", towers=IMAGE, table=rows, movement=movement)
     assert found.num_microbatches == 2
     assert found.microbatch[0] == found.microbatch[3] != found.microbatch[1] == found.microbatch[2]
     assert not found.dummy_media.any()
@@ -130,7 +131,7 @@ def test_p16_one_heavy_sample_leaves_the_rest_balanced(movement, others):
 
 def test_p18_the_plan_leaves_room_for_the_dummy():
     rows = {"media": [0, 0, 0, 1], "home": [0, 0, 1, 1]}
-    found = plan([5, 5, 5, 5], 2, max_tokens=10, sync="microbatch", dummy_tokens=IMAGE, table=rows)
+    found = plan([5, 5, 5, 5], 2, max_tokens=10, sync="microbatch", towers=IMAGE, table=rows)
     assert found.padded.max() <= 10
     carried = np.zeros_like(found.dummy_media)
     carried[found.rank[3], found.microbatch[3]] = 1
@@ -139,7 +140,7 @@ def test_p18_the_plan_leaves_room_for_the_dummy():
 
 def test_p19_the_last_microbatch_runs_every_trained_tower():
     rows = {"media": [1, 0, 0, 0], "home": [0, 0, 1, 1]}
-    found = plan([5] * 4, 2, max_tokens=10, dummy_tokens=IMAGE, trained_modalities=("image",), table=rows)
+    found = plan([5] * 4, 2, max_tokens=10, towers=TRAINED, table=rows)
     assert found.padded.max() <= 10
     carried = np.zeros_like(found.dummy_media)
     carried[found.rank[0], found.microbatch[0]] = 1
@@ -147,28 +148,28 @@ def test_p19_the_last_microbatch_runs_every_trained_tower():
 
 
 def test_p19_a_text_only_step_too():
-    found = plan([5] * 4, 2, max_tokens=10, dummy_tokens=IMAGE, trained_modalities=("image",))
+    found = plan([5] * 4, 2, max_tokens=10, towers=TRAINED)
     assert (found.dummy_media[:, -1] == 1).all() and found.padded.max() <= 10
 
 
 @pytest.mark.parametrize(
     ("shared", "sync", "dummies"),
     [
-        (None, "step", [2, 1, 3]),
+        ((), "step", [2, 1, 3]),
         ((("image", "video"),), "step", [0, 0, 1]),
         ((("image", "video"),), "microbatch", [2, 1, 3]),  # a tower runs once for each kind, and FSDP gathers each time
     ],
 )
 def test_p19_media_that_share_a_tower_need_one_dummy(shared, sync, dummies):
     rows = {"media": [1, 2, 0], "home": [0, 1, 2]}
-    settings = {"sync": sync, "dummy_tokens": {"image": 1, "video": 1}, "trained_modalities": ("image", "video")}
-    found = plan([8] * 3, 3, max_tokens=10, num_microbatches=1, shared_towers=shared, table=rows, **settings)
+    towers = MediaTowers(trained=("image", "video"), shared=shared, dummy_tokens={"image": 1, "video": 1})
+    found = plan([8] * 3, 3, max_tokens=10, num_microbatches=1, sync=sync, towers=towers, table=rows)
     assert found.dummy_media[found.rank, 0].tolist() == dummies
 
 
 def test_p19_a_modality_in_two_shared_towers_is_refused():
     with pytest.raises(ValueError, match="at most once"):
-        PlanConfig(max_tokens=1, shared_towers=(("image", "video"), ("video", "audio")))
+        MediaTowers(shared=(("image", "video"), ("video", "audio")))
 
 
 def test_p20_the_largest_of_each_phase_adds_up():

@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 
 from evenpack.core.errors import InfeasiblePlanError, PlanError
-from evenpack.scheduler.plan import CODE_VERSION, PlanConfig, SampleTable, describe, plan_fixed, plan_step, warm_up
+from evenpack.scheduler import SchedulerConfig
+from evenpack.scheduler.plan import CODE_VERSION, MediaTowers, PlanConfig, SampleTable, describe, plan_fixed, plan_step, warm_up
 
 GOOD = {"tokens": [5, 5], "align": 1}
+TEXT = MediaTowers()
 
 
-def plan(rows, num_ranks=2, cp_size=1, node_of_rank=None, peers=None, **config):
+def plan(rows, num_ranks=2, cp_size=1, node_of_rank=None, peers=None, towers=TEXT, **config):
     table = SampleTable.from_lengths(**{**GOOD, **rows})
     settings = PlanConfig(**{"max_tokens": 10, **config})
-    return plan_step(table, num_ranks=num_ranks, config=settings, cp_size=cp_size, node_of_rank=node_of_rank, peers=peers)
+    where = {"cp_size": cp_size, "node_of_rank": node_of_rank, "peers": peers}
+    return plan_step(table, num_ranks=num_ranks, config=settings, towers=towers, **where)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_columns_of_different_length():
         ({"peers": [[1], [2]]}, "peers name rank 1 and 2, there are 2 ranks"),
         ({"peers": np.ones((3, 3), bool)}, r"must be \[2, 2\], got \(3, 3\)"),
         ({"max_tokens": 3, "pack_align": 4}, "capacity 3 is below pack_align=4"),
-        ({"dummy_cost": {"image": (1, 2)}}, r"dummy_cost\['image'\] has 2 phases, the samples have 1"),
+        ({"towers": MediaTowers(dummy_cost={"image": (1, 2)})}, r"dummy_cost\['image'\] has 2 phases, the samples have 1"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, message):
@@ -83,6 +86,44 @@ def test_arguments_that_make_no_sense(arguments, message):
 def test_settings_that_make_no_sense(settings, message):
     with pytest.raises(ValueError, match=message):
         PlanConfig(**{"max_tokens": 10, **settings})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"order": "small_ends"}, "order is not a setting any more: packs are ordered by pipeline_stages"),
+        ({"leftover": "drop"}, "leftover is not a setting any more: oversize='drop' drops"),
+        ({"trained_modalities": ()}, r"trained_modalities is not a setting any more: .*adapter_for\(name, trained_modalities="),
+        ({"dummy_tokens": {"image": 4}}, "dummy_tokens is not a setting any more: it follows from the adapter"),
+        ({"dummy_cost": {"image": (4,)}}, "dummy_cost is not a setting any more: it follows from the adapter"),
+        ({"pods": 2}, r"pods is not a setting any more: .*plan_in_pods"),
+        ({"shared_memory": False}, "shared_memory is not a setting any more: transport='network'"),
+        ({"max_peers": 4}, "max_peers is not a setting any more: the device transport chooses"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_named_with_what_replaced_it(setting, message):
+    for build in (PlanConfig.from_dict, SchedulerConfig.from_dict, lambda settings: SchedulerConfig(**settings)):
+        with pytest.raises(ValueError, match=message):
+            build({"max_tokens": 8, **setting})
+
+
+def test_settings_are_few_and_a_wrong_name_is_a_type_error_as_ever():
+    assert len(SchedulerConfig.__struct_fields__) <= 22
+    with pytest.raises(TypeError, match="max_token"):
+        PlanConfig(max_token=8)
+
+
+@pytest.mark.parametrize(
+    ("towers", "message"),
+    [
+        ({"trained": ("smell",)}, "trained must be one of image, video, audio, got 'smell'"),
+        ({"dummy_tokens": {"image": 0}}, r"dummy_tokens\['image'\] must be an integer of at least 1, got 0"),
+        ({"dummy_cost": {"video": (1, -1)}}, r"dummy_cost\['video'\] must be an integer of at least 0, got -1"),
+    ],
+)
+def test_towers_that_make_no_sense(towers, message):
+    with pytest.raises(ValueError, match=message):
+        MediaTowers(**towers)
 
 
 def test_constraints_that_nothing_meets():
@@ -115,10 +156,11 @@ def test_moves_inside_a_node_come_first():
     assert found.num_pairs == 2
 
 
-@pytest.mark.parametrize(("order", "expected"), [("heaviest_first", [9, 8, 7, 6, 5]), ("small_ends", [5, 7, 9, 8, 6])])
+@pytest.mark.parametrize(("stages", "expected"), [(1, [9, 8, 7, 6, 5]), (2, [5, 7, 9, 8, 6])])
 @pytest.mark.parametrize("sync", ["step", "microbatch"])
-def test_order_of_microbatches(sync, order, expected):
-    found = plan({"tokens": [5, 9, 6, 8, 7]}, num_ranks=1, order=order, sync=sync)
+def test_order_of_microbatches(sync, stages, expected):
+    """Heaviest first; with a pipeline small ones come first and last."""
+    found = plan({"tokens": [5, 9, 6, 8, 7]}, num_ranks=1, pipeline_stages=stages, num_microbatches=5, sync=sync)
     assert found.padded[0].tolist() == expected
 
 

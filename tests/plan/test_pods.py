@@ -15,7 +15,7 @@ from test_properties import check, instances
 
 from benchmarks.workloads import WORKLOADS, image_text_phases
 from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
-from evenpack.scheduler.plan import PlanConfig, SampleTable, Team, bounds, plan_in_pods, plan_step
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, Team, bounds, plan_in_pods, plan_step
 from evenpack.scheduler.plan.build import build_problem
 from evenpack.scheduler.plan.integers import portion
 from evenpack.scheduler.plan.two_level import pod_kernels, pods, sharing
@@ -47,30 +47,30 @@ def together(table, num_ranks, **settings):
 def workload(name: str, num_ranks: int, **settings):
     make = image_text_phases if name == "phases" else WORKLOADS[name]
     made = make(np.random.default_rng(3), num_ranks, 64)
-    return made.table, PlanConfig(max_tokens=made.capacity, **made.settings, **settings)
+    return made.table, PlanConfig(max_tokens=made.capacity, **settings), made.towers
 
 
 @given(instances(), st.integers(2, 3))
 def test_every_plan_keeps_its_promises(instance, number):
-    table, ranks, cp_size, config, peers = instance
-    settings = {"num_ranks": ranks, "config": config, "cp_size": cp_size, "peers": peers}
+    table, ranks, cp_size, config, towers, peers = instance
+    settings = {"num_ranks": ranks, "config": config, "towers": towers, "cp_size": cp_size, "peers": peers}
     try:
         plan = plan_in_pods(table, pods=number, **settings)
     except InfeasiblePlanError:
         with pytest.raises(InfeasiblePlanError):  # what pods cannot plan, one piece cannot either
             plan_step(table, **settings)
         return
-    check(plan, table, ranks, cp_size, config, peers)
+    check(plan, table, ranks, cp_size, config, towers, peers)
     assert same(plan, plan_in_pods(table, pods=number, **settings))
 
 
 @pytest.mark.parametrize(("sync", "movement"), MODES)
 @pytest.mark.parametrize("name", ["sft", "phases"])
 def test_ranks_that_share_the_work_get_the_plan_of_one_process(name, sync, movement):
-    table, config = workload(name, 12, sync=sync, movement=movement)
+    table, config, towers = workload(name, 12, sync=sync, movement=movement)
     nodes = np.arange(12) // 2
-    alone = plan_in_pods(table, num_ranks=12, config=config, node_of_rank=nodes, pods=3)
-    assert all(same(alone, plan) for plan in together(table, 12, config=config, node_of_rank=nodes, pods=3))
+    alone = plan_in_pods(table, num_ranks=12, config=config, towers=towers, node_of_rank=nodes, pods=3)
+    assert all(same(alone, plan) for plan in together(table, 12, config=config, towers=towers, node_of_rank=nodes, pods=3))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -83,18 +83,18 @@ def test_any_table_is_planned_alike_by_one_and_by_many(seed):
         media=rng.integers(0, 4, count),
     )  # fmt: skip
     for sync, movement in MODES:
-        dummies = {"image": 4, "video": 6}
-        config, number = PlanConfig(max_tokens=60, sync=sync, movement=movement, dummy_tokens=dummies), int(rng.integers(2, 4))
-        alone = plan_in_pods(table, num_ranks=ranks, config=config, pods=number)
-        assert all(same(alone, plan) for plan in together(table, ranks, config=config, pods=number))
+        towers = MediaTowers(dummy_tokens={"image": 4, "video": 6})
+        config, number = PlanConfig(max_tokens=60, sync=sync, movement=movement), int(rng.integers(2, 4))
+        alone = plan_in_pods(table, num_ranks=ranks, config=config, towers=towers, pods=number)
+        assert all(same(alone, plan) for plan in together(table, ranks, config=config, towers=towers, pods=number))
 
 
 @pytest.mark.parametrize(("sync", "movement"), MODES)
 @pytest.mark.parametrize("name", ["sft", "image-text"])
 def test_objective_within_a_hundredth_of_the_plan_in_one_piece(name, sync, movement):
-    table, config = workload(name, 256, sync=sync, movement=movement)
-    flat = plan_step(table, num_ranks=256, config=config)
-    found = plan_in_pods(table, num_ranks=256, config=config, pods=4)
+    table, config, towers = workload(name, 256, sync=sync, movement=movement)
+    flat = plan_step(table, num_ranks=256, config=config, towers=towers)
+    found = plan_in_pods(table, num_ranks=256, config=config, towers=towers, pods=4)
     assert not same(flat, found)  # it is another plan
     assert found.lower_bound == flat.lower_bound
     assert found.value <= flat.value * 1.01
@@ -110,16 +110,18 @@ def test_pods_end_between_nodes():
 @pytest.mark.parametrize("skew", [1.0, 1.3])
 def test_pods_get_alike_shares(movement, skew):
     """Even where one half of the ranks brings much more than the other."""
-    table, config = workload("sft", 64, sync="step", movement=movement)
+    table, config, towers = workload("sft", 64, sync="step", movement=movement)
     table = msgspec.structs.replace(table, cost=np.where(table.home < 32, (table.cost * skew).astype(np.int64), table.cost))
-    problem = PodProblem.of(build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None))
+    problem = PodProblem.of(
+        build_problem(table, num_ranks=64, config=config, towers=towers, cp_size=1, node_of_rank=None, peers=None)
+    )
     bound, groups = bounds.objective(problem), Pods.of(problem.node, 4)
     share = assign_to_pods(problem, groups, bounds.fewest_microbatches(problem), bound)
     assert np.array_equal(np.sort(share.order), np.arange(len(table)))
     loads = [int(pod_problem(problem, groups, share, pod).weight.sum()) for pod in range(4)]
     assert max(loads) <= 16 * bound * 1.01
     away = 0 if share.rank_of is None else int(table.nbytes[share.rank_of != table.home].sum())
-    assert away <= plan_step(table, num_ranks=64, config=config).moved_bytes
+    assert away <= plan_step(table, num_ranks=64, config=config, towers=towers).moved_bytes
 
 
 @pytest.mark.parametrize(
@@ -129,34 +131,34 @@ def test_pods_get_alike_shares(movement, skew):
 )
 def test_planned_in_one_piece(settings, monkeypatch):
     monkeypatch.setattr(pods, "solve_in_pods", None)  # would be called, and raise
-    table, config = workload("sft", 4)
-    found = plan_in_pods(table, num_ranks=4, config=config, **settings)
-    assert same(found, plan_step(table, num_ranks=4, config=config, peers=settings.get("peers")))
+    table, config, towers = workload("sft", 4)
+    found = plan_in_pods(table, num_ranks=4, config=config, towers=towers, **settings)
+    assert same(found, plan_step(table, num_ranks=4, config=config, towers=towers, peers=settings.get("peers")))
 
 
 def test_a_pod_without_a_plan_sends_every_rank_to_the_plan_in_one_piece(monkeypatch):
-    table, config = workload("sft", 6)
-    flat = plan_step(table, num_ranks=6, config=config)
+    table, config, towers = workload("sft", 6)
+    flat = plan_step(table, num_ranks=6, config=config, towers=towers)
     original = pods._plan_pod
 
     def failing(problem, groups, share, pod, count, bound):
         return None if pod == 1 else original(problem, groups, share, pod, count, bound)
 
     monkeypatch.setattr(pods, "_plan_pod", failing)
-    assert same(plan_in_pods(table, num_ranks=6, config=config, pods=3), flat)
-    assert all(same(plan, flat) for plan in together(table, 6, config=config, pods=3))
+    assert same(plan_in_pods(table, num_ranks=6, config=config, towers=towers, pods=3), flat)
+    assert all(same(plan, flat) for plan in together(table, 6, config=config, towers=towers, pods=3))
 
 
 def test_a_plan_far_above_the_bound_is_given_up(monkeypatch):
-    table, config = workload("sft", 6)
-    flat = plan_step(table, num_ranks=6, config=config)
-    assert not same(plan_in_pods(table, num_ranks=6, config=config, pods=3), flat)
+    table, config, towers = workload("sft", 6)
+    flat = plan_step(table, num_ranks=6, config=config, towers=towers)
+    assert not same(plan_in_pods(table, num_ranks=6, config=config, towers=towers, pods=3), flat)
     monkeypatch.setattr(pods, "FAR", -1000)
-    assert all(same(plan, flat) for plan in together(table, 6, config=config, pods=3))
+    assert all(same(plan, flat) for plan in together(table, 6, config=config, towers=towers, pods=3))
 
 
 def test_ranks_of_one_pod_that_plan_differently_are_named(monkeypatch):
-    table, config = workload("sft", 4)
+    table, config, towers = workload("sft", 4)
     original, calls = pods._plan_pod, []
 
     def wavering(problem, groups, share, pod, count, bound):
@@ -166,12 +168,12 @@ def test_ranks_of_one_pod_that_plan_differently_are_named(monkeypatch):
 
     monkeypatch.setattr(pods, "_plan_pod", wavering)
     with pytest.raises(PlanMismatchError, match="ranks 2 and 3 planned their part of the step differently"):
-        together(table, 4, config=config, pods=2)
+        together(table, 4, config=config, towers=towers, pods=2)
 
 
 def test_ranks_that_share_a_step_out_differently_are_named(monkeypatch):
     """Rank 2 gives its pod a sample less, so it would send rows of another length: every rank says who, and none waits."""
-    table, config = workload("sft", 4, movement="free")
+    table, config, towers = workload("sft", 4, movement="free")
     original, this = pods.assign_to_pods, threading.local()
 
     def wavering(problem, groups, count, bound):
@@ -186,7 +188,14 @@ def test_ranks_that_share_a_step_out_differently_are_named(monkeypatch):
     def plan(rank, _):
         this.rank = rank
         with pytest.raises(PlanMismatchError, match="ranks 0 and 2 shared the step out to pods differently"):
-            plan_in_pods(table, num_ranks=4, config=config, team=Team(rank=rank, gather=hub.transport(rank).gather), pods=2)
+            plan_in_pods(
+                table,
+                num_ranks=4,
+                config=config,
+                towers=towers,
+                team=Team(rank=rank, gather=hub.transport(rank).gather),
+                pods=2,
+            )
 
     run_ranks(plan, 4, timeout=30)
 
@@ -196,8 +205,8 @@ def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
     home = np.repeat(np.arange(8), [90, 90, 4, 4, 4, 4, 4, 4])
     cost = np.where(home < 2, 10, 225)
     table = SampleTable.from_lengths(np.ones(len(home), np.int64), cost=cost, home=home)
-    config = PlanConfig(max_tokens=128)
-    alone = plan_in_pods(table, num_ranks=8, config=config, pods=4)
+    config, towers = PlanConfig(max_tokens=128), MediaTowers()
+    alone = plan_in_pods(table, num_ranks=8, config=config, towers=towers, pods=4)
     assert alone.moved_bytes == 0
     counts, hub = [], MemoryHub(8)
 
@@ -208,7 +217,7 @@ def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
             counts.append(rank)
             return transport.gather(row)
 
-        return plan_in_pods(table, num_ranks=8, config=config, team=Team(rank=rank, gather=gather), pods=4)
+        return plan_in_pods(table, num_ranks=8, config=config, towers=towers, team=Team(rank=rank, gather=gather), pods=4)
 
     assert all(same(alone, plan) for plan in run_ranks(plan, 8))
     assert sorted(counts) == sorted([*range(8)] * 2)
@@ -226,8 +235,10 @@ def test_the_coarse_level_is_written_in_integers(module):
 @pytest.mark.parametrize(("sync", "movement"), MODES)
 @pytest.mark.parametrize("name", ["sft", "phases"])
 def test_a_share_holds_integers(name, sync, movement):
-    table, config = workload(name, 64, sync=sync, movement=movement)
-    problem = PodProblem.of(build_problem(table, num_ranks=64, config=config, cp_size=1, node_of_rank=None, peers=None))
+    table, config, towers = workload(name, 64, sync=sync, movement=movement)
+    problem = PodProblem.of(
+        build_problem(table, num_ranks=64, config=config, towers=towers, cp_size=1, node_of_rank=None, peers=None)
+    )
     share = assign_to_pods(problem, Pods.of(problem.node, 4), 8, bounds.objective(problem))
     for field in share.__struct_fields__:
         value = getattr(share, field)
@@ -276,10 +287,10 @@ def test_a_portion_is_exact(value, part):
 
 
 def test_large_steps_are_planned_in_pods_unasked():
-    config = PlanConfig(max_tokens=64)
+    config, towers = PlanConfig(max_tokens=64), MediaTowers()
     for ranks, count, number in ((1024, 131_072, 4), (1024, 131_071, 1), (255, 200_000, 1), (16_384, 1_048_576, 64)):
         table = SampleTable.from_lengths(np.ones(count, np.int64), home=np.arange(count) % ranks)
-        problem = build_problem(table, num_ranks=ranks, config=config, cp_size=1, node_of_rank=None, peers=None)
+        problem = build_problem(table, num_ranks=ranks, config=config, towers=towers, cp_size=1, node_of_rank=None, peers=None)
         assert pods.num_pods(problem) == number
 
 

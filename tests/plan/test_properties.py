@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack.core.errors import InfeasiblePlanError
-from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_step
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_step
 
 DUMMY = {"image": 4, "video": 6, "audio": 2}
 BITS = {"image": 1, "video": 2, "audio": 4}
@@ -13,7 +13,7 @@ BITS = {"image": 1, "video": 2, "audio": 4}
 
 @st.composite
 def instances(draw):
-    """A table, a number of ranks, settings, and the peers."""
+    """A table, a number of ranks, settings, media towers, and the peers."""
     ranks = draw(st.integers(1, 5))
     cp_size = draw(st.sampled_from([1, 1, 2]))
     align = 4 if cp_size == 2 else draw(st.sampled_from([1, 1, 2]))
@@ -43,7 +43,6 @@ def instances(draw):
         max_tokens=capacity // cp_size,
         sync=draw(st.sampled_from(["step", "microbatch"])),
         movement=draw(st.sampled_from(["minimal", "free"])),
-        order=draw(st.sampled_from(["heaviest_first", "small_ends"])),
         align=align,
         pack_align=align * draw(st.sampled_from([1, 1, 2])),
         microbatch_multiple=multiple,
@@ -51,23 +50,25 @@ def instances(draw):
         pipeline_stages=draw(st.sampled_from([1, 1, 1, 4])),
         max_segments=draw(st.sampled_from([None, None, 7])),
         num_microbatches=draw(st.sampled_from([None, None, None, 3 * multiple])),
-        leftover="drop",
-        trained_modalities=draw(st.sampled_from([None, ("image",), ("image", "video")])),
-        shared_towers=draw(st.sampled_from([None, (("image", "video"),)])),
+        oversize="drop",
+    )
+    towers = MediaTowers(
+        trained=draw(st.sampled_from([(), ("image",), ("image", "video")])),
+        shared=draw(st.sampled_from([(), (("image", "video"),)])),
         dummy_tokens=DUMMY,
         dummy_cost=draw(st.sampled_from([{}, {"image": (3,) * phases}])),
     )
     peers = draw(st.sampled_from([None, None, "ring"]))
     allowed = None if peers is None else [[(r + 1) % ranks, (r - 1) % ranks] for r in range(ranks)]
-    return table, ranks, cp_size, config, allowed
+    return table, ranks, cp_size, config, towers, allowed
 
 
-def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: PlanConfig, peers) -> None:
+def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: PlanConfig, towers, peers) -> None:
     count = plan.num_microbatches
     packs = [[plan.ids(r, m).tolist() for m in range(count)] for r in range(ranks)]
     seen = [i for row in packs for pack in row for i in pack]
     dropped = np.flatnonzero(plan.rank < 0).tolist()
-    # Every sample once; only the fixed number of micro-batches drops any.
+    # Every sample once; only a fixed number of micro-batches drops any, as none is above the capacity.
     assert sorted(seen + dropped) == list(range(len(table)))
     assert not dropped or config.num_microbatches is not None
     assert all(plan.rank[i] == r and plan.microbatch[i] == m for r in range(ranks) for m in range(count) for i in packs[r][m])
@@ -88,7 +89,7 @@ def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: 
             assert plan.padded[r, m] == padded <= config.max_tokens * cp_size
             assert plan.tokens[r, m] == table.tokens[pack].sum()
             assert plan.is_dummy[r, m] == (not pack)
-            extra = np.array(config.dummy_cost.get("image", 0)) * bool(dummies & 1)
+            extra = np.array(towers.dummy_cost.get("image", 0)) * bool(dummies & 1)
             assert (plan.cost[r, m] == table.cost[pack].sum(axis=0) + extra).all()
             if config.max_segments is not None:
                 assert len(sizes) + (padded > sum(sizes)) <= config.max_segments
@@ -96,9 +97,9 @@ def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: 
     if config.sync == "microbatch":
         assert (carried == carried[0]).all()
     else:
-        groups = config.shared_towers or (("image",), ("video",))
+        groups = towers.shared or (("image",), ("video",))
         for group in groups:
-            own, members = set(group) & set(config.trained_modalities or ()), sum(BITS[name] for name in group)
+            own, members = set(group) & set(towers.trained), sum(BITS[name] for name in group)
             assert not own or (carried[:, -1] & members).all()
             dummies = [int(bits & members).bit_count() for bits in plan.dummy_media[:, -1]]
             needed = [bool(own) and not bits & members for bits in flags[:, -1]]
@@ -125,15 +126,15 @@ def objective(plan: StepPlan, config: PlanConfig) -> int:
 
 @given(instances())
 def test_every_plan_keeps_its_promises(instance):
-    table, ranks, cp_size, config, peers = instance
+    table, ranks, cp_size, config, towers, peers = instance
     try:
-        plan = plan_step(table, num_ranks=ranks, config=config, cp_size=cp_size, peers=peers)
+        plan = plan_step(table, num_ranks=ranks, config=config, towers=towers, cp_size=cp_size, peers=peers)
     except InfeasiblePlanError:
         # Only hard limits may make a table unplannable: these can.
-        hard = (config.max_segments, peers, config.num_microbatches, config.trained_modalities)
-        assert any(limit is not None for limit in hard) or table.media.any()
+        hard = (config.max_segments, peers, config.num_microbatches)
+        assert any(limit is not None for limit in hard) or towers.trained or table.media.any()
         return
-    check(plan, table, ranks, cp_size, config, peers)
-    again = plan_step(table, num_ranks=ranks, config=config, cp_size=cp_size, peers=peers)
+    check(plan, table, ranks, cp_size, config, towers, peers)
+    again = plan_step(table, num_ranks=ranks, config=config, towers=towers, cp_size=cp_size, peers=peers)
     assert again.digest == plan.digest
     assert (again.rank == plan.rank).all() and (again.microbatch == plan.microbatch).all()

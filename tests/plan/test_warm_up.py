@@ -6,7 +6,7 @@ import sys
 CHECK = """
 import numpy as np
 from numba.core.dispatcher import Dispatcher
-from evenpack.scheduler.plan import PlanConfig, SampleTable, kernels, plan_step, warm_up
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, kernels, plan_step, warm_up
 
 warm_up()
 compiled = {name: len(value.signatures) for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
@@ -19,9 +19,9 @@ for phases in (1, 2):
         for sync in ("step", "microbatch"):
             for movement in ("minimal", "free"):
                 for stages, peers, nodes in ((1, None, None), (3, None, [0, 1, 0, 1]), (1, [[1], [2], [3], [0]], None)):
-                    config = PlanConfig(max_tokens=100, sync=sync, movement=movement, pipeline_stages=stages,
-                                        dummy_tokens={"image": 4}, trained_modalities=("image",))
-                    plan_step(table, num_ranks=4, config=config, peers=peers, node_of_rank=nodes)
+                    config = PlanConfig(max_tokens=100, sync=sync, movement=movement, pipeline_stages=stages)
+                    towers = MediaTowers(dummy_tokens={"image": 4}, trained=("image",))
+                    plan_step(table, num_ranks=4, config=config, towers=towers, peers=peers, node_of_rank=nodes)
 after = {name: len(value.signatures) for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
 print({name: (compiled[name], after[name]) for name in compiled if compiled[name] != after[name]})
 print([name for name, count in after.items() if count > 2])

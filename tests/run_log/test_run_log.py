@@ -45,7 +45,7 @@ RUNS = [
     {"scope": "rank"},
     {"defer": 2, "samples_per_step": 2, "num_ranks": 2},
     {"tokens_per_step": 300},
-    {"num_microbatches": 1, "leftover": "drop", "max_tokens": 110},
+    {"num_microbatches": 1, "oversize": "drop", "max_tokens": 110},
     {"pipeline_stages": 2, "microbatch_cost": 50, "align": 4, "pack_align": 8},
     {"on_exhausted": "stop", "max_segments": 3},
 ]
@@ -93,11 +93,9 @@ def test_lists_of_the_source_replay_where_they_came(tmp_path):
 def test_fewer_than_forty_bytes_a_sample(phases, movement):
     """Image-text samples with large costs and megabytes of pixels, at 64 ranks."""
     work = image_text(np.random.default_rng(0), 64, 64, phases=phases)
-    dummies = {"image": (1,) * phases, "video": (1,) * phases}
-    config = SchedulerConfig(
-        max_tokens=work.capacity, samples_per_step=64, movement=movement, dummy_cost=dummies, **work.settings
-    )
-    plan = plan_step(work.table, num_ranks=64, config=config)
+    towers = msgspec.structs.replace(work.towers, dummy_cost={"image": (1,) * phases, "video": (1,) * phases})
+    config = SchedulerConfig(max_tokens=work.capacity, samples_per_step=64, movement=movement)
+    plan = plan_step(work.table, num_ranks=64, config=config, towers=towers)
     stats = step_stats(work.table, plan, step=0, dropped=0, truncated=0, waits=np.zeros(0, np.int64))
     assert 8 < len(frames.frame(encode_step(stats, work.table, plan))) / len(work.table) < 40
 

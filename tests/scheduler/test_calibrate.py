@@ -96,20 +96,18 @@ def test_dummy_media_follow_the_fit_in_the_same_step_on_every_rank(prefetch):
     def fn(rank, num_ranks):
         models, steps = [], []
         with open_vision(rank, prefetch=prefetch, num_microbatches=4, samples_per_step=2) as scheduler:
-            first = scheduler.config
             for number, step in enumerate(scheduler):
                 time.sleep(0.01 * rank)
-                steps.append((step.context.config.dummy_cost, step.plan.digest, dummy_costs_of(step), step.table))
+                steps.append((step.context.towers.dummy_cost, step.plan.digest, dummy_costs_of(step), step.table))
                 if number in (4, 9):
                     models.append(scheduler.calibrate(measured_with_media(number) if rank == 1 else []).model)
-                    assert scheduler.config.dummy_cost["image"] == cost_of_dummy(models[-1])
-        return first, models, steps
+        return models, steps
 
     everyone = run_ranks(fn, 3, timeout=120)
-    first, models, steps = everyone[0]
-    for _, others, theirs in everyone[1:]:
+    models, steps = everyone[0]
+    for others, theirs in everyone[1:]:
         assert others == models and [one[:3] for one in theirs] == [one[:3] for one in steps]
-    expected = [first.dummy_cost["image"], *map(cost_of_dummy, models)]
+    expected = [steps[0][0]["image"], *map(cost_of_dummy, models)]
     assert len(set(expected)) == 3
     changes = [0, 5 + prefetch, 10 + prefetch]
     seen = set()
@@ -125,14 +123,6 @@ def test_dummy_media_follow_the_fit_in_the_same_step_on_every_rank(prefetch):
     assert seen == {0, 1, 2} and len(steps) == 20
 
 
-def test_dummies_that_the_user_priced_keep_their_price():
-    with open_vision(1, prefetch=0, dummy_cost={"image": (5, 7)}) as scheduler:
-        video = scheduler.config.dummy_cost["video"]
-        scheduler.calibrate(measured_with_media())
-        assert next(scheduler).context.config.dummy_cost["image"] == (5, 7)
-        assert scheduler.config.dummy_cost["video"] != video
-
-
 @pytest.mark.parametrize("rewinds", [True, False])
 @pytest.mark.parametrize("at", [5, 6, 8])
 def test_a_resume_around_a_calibration_has_the_plans_of_the_run(at, rewinds):
@@ -146,7 +136,7 @@ def test_a_resume_around_a_calibration_has_the_plans_of_the_run(at, rewinds):
         digests = []
         for number in range(14):
             step = next(scheduler)
-            digests.append((step.plan.digest, step.context.config.dummy_cost["image"], step.table.cost.tolist()))
+            digests.append((step.plan.digest, step.context.towers.dummy_cost["image"], step.table.cost.tolist()))
             if number in (1, 4):
                 scheduler.calibrate(measured_with_media(number))
             if number == at:
@@ -157,7 +147,7 @@ def test_a_resume_around_a_calibration_has_the_plans_of_the_run(at, rewinds):
         scheduler.load_state_dict(state)
         found = []
         for step in [next(scheduler) for _ in range(13 - at)]:
-            found.append((step.plan.digest, step.context.config.dummy_cost["image"], step.table.cost.tolist()))
+            found.append((step.plan.digest, step.context.towers.dummy_cost["image"], step.table.cost.tolist()))
     assert found == digests[at + 1 :]
 
 
@@ -175,7 +165,7 @@ def test_a_calibrated_run_is_recorded_with_the_costs_of_each_step(tmp_path):
 
     run_ranks(fn, 2)
     recorded = list(read_run(tmp_path))
-    assert len({step.header.config.dummy_cost["image"] for step in recorded}) == 2
+    assert len({step.header.towers.dummy_cost["image"] for step in recorded}) == 2
     assert not any(map(replay_differences, recorded))
 
 

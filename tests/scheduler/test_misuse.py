@@ -11,7 +11,7 @@ from evenpack.models import adapter_for
 from evenpack.scheduler import CostModel, PackingScheduler, ProcessGroups, SchedulerConfig
 from evenpack.scheduler.testing import run_ranks
 
-from .helpers import TEXT, VISION, open_scheduler, random_source, text_sample
+from .helpers import TEXT, open_scheduler, random_source, text_sample
 
 CONFIG = SchedulerConfig(max_tokens=64, samples_per_step=4)
 
@@ -79,10 +79,10 @@ def test_an_adapter_may_be_named():
     ],
 )
 def test_packs_that_hold_no_sample_are_refused_at_construction(cp_size, settings, text):
-    config = SchedulerConfig(**settings, samples_per_step=1, trained_modalities=())
+    config = SchedulerConfig(**settings, samples_per_step=1)
     groups = ProcessGroups(cp_size=cp_size)
     if text is None:
-        PackingScheduler([], config=config, adapter=VISION, groups=groups).close()
+        PackingScheduler([], config=config, adapter=TEXT, groups=groups).close()
         return
     with pytest.raises(ValueError, match=text):
         PackingScheduler([], config=config, adapter=TEXT, groups=groups)

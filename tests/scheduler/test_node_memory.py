@@ -323,7 +323,7 @@ def test_what_nobody_closes_goes_when_it_is_dropped():
 
 def test_shared_memory_can_be_switched_off():
     def fn(rank, num_ranks):
-        with open_scheduler(mixed_source(rank, 6), adapter=VISION, shared_memory=False) as scheduler:
+        with open_scheduler(mixed_source(rank, 6), adapter=VISION, transport="network") as scheduler:
             return len(scheduler._channel.steps.near), len(list(scheduler)) > 0
 
     assert run_ranks(fn, 2, backend="gloo") == [(0, True)] * 2

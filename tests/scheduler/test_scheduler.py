@@ -150,7 +150,7 @@ def test_leftover_samples_are_counted():
 
     def fn(rank, num_ranks):
         source = [text_sample(9, f"{rank}-{index}") for index in range(2 - rank)]
-        with open_scheduler(source, max_tokens=10, num_microbatches=1, leftover="drop") as scheduler:
+        with open_scheduler(source, max_tokens=10, num_microbatches=1, oversize="drop") as scheduler:
             stats = next(scheduler).stats
             return stats.tokens, stats.padded_tokens, stats.num_dropped, len(scheduler)
 

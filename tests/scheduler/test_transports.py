@@ -2,12 +2,14 @@
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from evenpack.scheduler import scheduler as scheduler_module
 from evenpack.scheduler.channel import open_channel
 from evenpack.scheduler.config import SchedulerConfig
 from evenpack.scheduler.groups import ProcessGroups
@@ -35,7 +37,7 @@ def test_rows_of_any_size_are_gathered(size):
 @pytest.mark.parametrize("transport", ["host", "device"])
 def test_bytes_arrive_in_order_of_rank(transport):
     def fn(rank, num_ranks):
-        config = SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport, max_peers=8, timeout=20.0)
+        config = SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport, timeout=20.0)
         channel = open_channel(ProcessGroups.from_world(), config)
         rows = channel.steps.gather(np.full(3, rank, np.uint8))
         sends = [(rank + 2 * peer) % 5 for peer in range(num_ranks)]
@@ -57,14 +59,15 @@ def test_fixed_peers_are_few_and_mutual(num_ranks, max_peers):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_device_transport_trains_every_sample_once(prefetch):
+def test_device_transport_trains_every_sample_once(prefetch, monkeypatch):
     """The worker leaves its collectives to the training thread, which runs them in one order on every rank."""
+    monkeypatch.setattr(scheduler_module, "open_channel", partial(open_channel, max_peers=2))
 
     def fn(rank, num_ranks):
         threads = set()
         names = []
         source = mixed_source(rank, 30)
-        with open_scheduler(source, adapter=VISION, transport="device", max_peers=2, prefetch=prefetch) as scheduler:
+        with open_scheduler(source, adapter=VISION, transport="device", prefetch=prefetch) as scheduler:
             steps = scheduler._channel.steps
             assert isinstance(steps, DeviceTransport)
             gather, exchange = steps.gather, steps.exchange

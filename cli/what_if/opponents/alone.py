@@ -5,7 +5,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan.config import NO_TOWERS
 from .common import Pack, to_plan, weights
 from .first_fit import pack_decreasing
 
@@ -18,7 +19,9 @@ def own_samples(table: SampleTable, num_ranks: int) -> list[list[int]]:
     return own
 
 
-def packed_alone(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def packed_alone(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Every rank packs what it read, longest first into the first pack with room, and runs its heaviest packs first.
 
     Ranks with fewer packs than others run dummies.
@@ -28,17 +31,19 @@ def packed_alone(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_:
     for own in own_samples(table, num_ranks):
         packs = [[own[j] for j in pack] for pack in pack_decreasing([lengths[i] for i in own], config.max_tokens)]
         ranks.append(sorted(packs, key=lambda pack: -sum(cost[i] for i in pack)))
-    return to_plan(table, ranks, num_ranks=num_ranks, config=config)
+    return to_plan(table, ranks, num_ranks=num_ranks, config=config, towers=towers)
 
 
-def padded_alone(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def padded_alone(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Every rank cuts what it read into batches, in order, padded to their longest sample.
 
     A batch takes as many samples as fit `max_tokens` with their padding. Padding is computed like tokens: in the plan a
     sample occupies, and costs, as much as the longest of its batch.
     """
     ranks = padded_batches(table, num_ranks, config.max_tokens)
-    return to_plan(padded_table(table, ranks), ranks, num_ranks=num_ranks, config=config)
+    return to_plan(padded_table(table, ranks), ranks, num_ranks=num_ranks, config=config, towers=towers)
 
 
 def padded_batches(table: SampleTable, num_ranks: int, capacity: int) -> list[list[Pack]]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ....scheduler.plan import PlanConfig, SampleTable, StepPlan, plan_fixed
+from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_fixed
+from ....scheduler.plan.config import NO_TOWERS
 
 Pack = list[int]
 
@@ -16,7 +17,9 @@ def weights(table: SampleTable) -> list[int]:
     return [int(value) for value in cost]
 
 
-def to_plan(table: SampleTable, ranks: Sequence[Sequence[Pack]], *, num_ranks: int, config: PlanConfig) -> StepPlan:
+def to_plan(
+    table: SampleTable, ranks: Sequence[Sequence[Pack]], *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS
+) -> StepPlan:
     """Describe packs `[rank][micro-batch]` as a plan, over capacity where they are."""
     count = max(max((len(packs) for packs in ranks), default=1), 1)
     rank, microbatch = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
@@ -24,7 +27,7 @@ def to_plan(table: SampleTable, ranks: Sequence[Sequence[Pack]], *, num_ranks: i
         for m, pack in enumerate(packs):
             rank[pack], microbatch[pack] = r, m
     fixed = msgspec.structs.replace(config, num_microbatches=count)
-    return plan_fixed(table, rank, microbatch, num_ranks=num_ranks, config=fixed, enforce=False)
+    return plan_fixed(table, rank, microbatch, num_ranks=num_ranks, config=fixed, towers=towers, enforce=False)
 
 
 def overflow(plan: StepPlan, capacity: int) -> float:

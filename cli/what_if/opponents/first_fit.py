@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan.config import NO_TOWERS
 from .common import Pack, split_to_multiple, to_plan, weights
 from .karmarkar_karp import partition
 
@@ -24,15 +25,19 @@ def pack_decreasing(lengths: list[int], capacity: int) -> list[Pack]:
     return packs
 
 
-def first_fit_decreasing(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def first_fit_decreasing(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Pack b goes to rank b modulo R; each rank runs its fullest packs first."""
     lengths = table.padded.tolist()
     packs = split_to_multiple(pack_decreasing(lengths, config.max_tokens), num_ranks)
     ranks = [sorted(packs[r::num_ranks], key=lambda pack: -sum(lengths[i] for i in pack)) for r in range(num_ranks)]
-    return to_plan(table, ranks, num_ranks=num_ranks, config=config)
+    return to_plan(table, ranks, num_ranks=num_ranks, config=config, towers=towers)
 
 
-def ffd_karmarkar_karp_swaps(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def ffd_karmarkar_karp_swaps(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """FFD packs, split to a multiple of the ranks, dealt in equal numbers by Karmarkar-Karp, then swapped pairwise."""
     cost = weights(table)
     packs = split_to_multiple(pack_decreasing(table.padded.tolist(), config.max_tokens), num_ranks)
@@ -40,7 +45,7 @@ def ffd_karmarkar_karp_swaps(table: SampleTable, *, num_ranks: int, config: Plan
     groups = partition(loads, num_ranks, equal_counts=True)
     _swap(groups, loads)
     ranks = [[packs[b] for b in sorted(group, key=lambda b: -loads[b])] for group in groups]
-    return to_plan(table, ranks, num_ranks=num_ranks, config=config)
+    return to_plan(table, ranks, num_ranks=num_ranks, config=config, towers=towers)
 
 
 def _swap(groups: list[Pack], loads: list[int], most: int = 200) -> None:

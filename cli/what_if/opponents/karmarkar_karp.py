@@ -4,7 +4,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan.config import NO_TOWERS
 from .common import Pack, to_plan, weights
 
 #: A set while it is being merged: an index, a pair of sets, or None for none; a list only in the end.
@@ -64,7 +65,9 @@ def _leaves(tree: Tree) -> Pack:
     return found
 
 
-def karmarkar_karp_equal(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def karmarkar_karp_equal(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Ranks get equal numbers of samples; each splits its own into micro-batches, more until all fit the capacity."""
     cost, tokens = weights(table), table.padded.tolist()
     groups = [
@@ -87,6 +90,6 @@ def karmarkar_karp_equal(table: SampleTable, *, num_ranks: int, config: PlanConf
         ranks[rank] = packs
         waiting.pop()
     ordered = [sorted(ranks[rank], key=lambda pack: -sum(cost[i] for i in pack)) for rank in range(num_ranks)]
-    if config.order == "small_ends":
+    if config.pipeline_stages > 1:
         ordered = [packs[::2][::-1] + packs[1::2] for packs in ordered]
-    return to_plan(table, ordered, num_ranks=num_ranks, config=config)
+    return to_plan(table, ordered, num_ranks=num_ranks, config=config, towers=towers)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan.config import NO_TOWERS
 from .common import Pack, to_plan, weights
 from .next_fit import pack
 
@@ -10,7 +11,9 @@ SOFT_CAPACITY = 1.2
 MOST_SWAPS = 20
 
 
-def longest_first_swaps(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def longest_first_swaps(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Every rank packs what it has in arrival order; then the samples of each micro-batch are dealt anew.
 
     Costliest first onto the rank with the least cost so far whose pack stays below 1.2 times the mean tokens (ignored
@@ -31,7 +34,7 @@ def longest_first_swaps(table: SampleTable, *, num_ranks: int, config: PlanConfi
         for r in range(num_ranks):
             ranks[r].append(dealt[r])
             history[r] += sum(cost[i] for i in dealt[r])
-    return to_plan(table, ranks, num_ranks=num_ranks, config=config)
+    return to_plan(table, ranks, num_ranks=num_ranks, config=config, towers=towers)
 
 
 def _deal(samples: Pack, cost: list[int], tokens: list[int], history: list[int], num_ranks: int) -> list[Pack]:

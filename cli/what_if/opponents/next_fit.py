@@ -1,6 +1,7 @@
 """Next-fit in arrival order, as Megatron-Core's DP-balanced packing scheduler does it."""
 
-from ....scheduler.plan import PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from ....scheduler.plan.config import NO_TOWERS
 from .common import Pack, to_plan
 
 
@@ -17,7 +18,9 @@ def pack(lengths: list[int], capacity: int) -> list[Pack]:
     return packs
 
 
-def next_fit(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: object) -> StepPlan:
+def next_fit(
+    table: SampleTable, *, num_ranks: int, config: PlanConfig, towers: MediaTowers = NO_TOWERS, **_: object
+) -> StepPlan:
     """Packs in arrival order go to (micro-batch, rank) one after the other.
 
     Where their number is no multiple of the ranks, the last samples of the last packs become packs of their own.
@@ -28,4 +31,4 @@ def next_fit(table: SampleTable, *, num_ranks: int, config: PlanConfig, **_: obj
         while missing and len(packs[position]) > 1:
             packs.append([packs[position].pop()])
             missing -= 1
-    return to_plan(table, [packs[r::num_ranks] for r in range(num_ranks)], num_ranks=num_ranks, config=config)
+    return to_plan(table, [packs[r::num_ranks] for r in range(num_ranks)], num_ranks=num_ranks, config=config, towers=towers)

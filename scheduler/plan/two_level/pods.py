@@ -16,7 +16,7 @@ from ....core.errors import PlanMismatchError
 from .. import bounds
 from ..bins import Bins
 from ..build import build_problem
-from ..config import PlanConfig, check_int
+from ..config import NO_TOWERS, MediaTowers, PlanConfig, check_int
 from ..describe import describe
 from ..finish import Assignment, finish
 from ..problem import Problem
@@ -62,6 +62,7 @@ def plan_in_pods(
     *,
     num_ranks: int,
     config: PlanConfig,
+    towers: MediaTowers = NO_TOWERS,
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
@@ -90,7 +91,15 @@ def plan_in_pods(
     """
     if pods is not None:
         check_int("pods", pods, 1)
-    problem = build_problem(table, num_ranks=num_ranks, config=config, cp_size=cp_size, node_of_rank=node_of_rank, peers=peers)
+    problem = build_problem(
+        table,
+        num_ranks=num_ranks,
+        config=config,
+        towers=towers,
+        cp_size=cp_size,
+        node_of_rank=node_of_rank,
+        peers=peers,
+    )
     bound = bounds.objective(problem)
     number = num_pods(problem, pods)
     found = solve_in_pods(problem, bound, number, team) if number > 1 else None
