@@ -37,7 +37,7 @@ def accepted_arguments(inner: nn.Module, adapter: ModelAdapter) -> frozenset[str
     if known is not None and known[0] == state and known[1] is adapter:
         return known[2]
     names = frozenset(forward_arguments(inner, adapter))
-    check_structure(inner, names)
+    check_structure(inner, names, is_megatron=is_megatron_module(inner))
     check_model(inner)
     check_config(adapter, getattr(inner, "config", None))
     _accepted[inner] = state, adapter, names
@@ -53,17 +53,22 @@ def model_state(inner: Any) -> tuple[object, ...]:
     return type(inner), device, *implementations
 
 
-def check_structure(inner: Any, names: frozenset[str]) -> None:
+def check_structure(inner: Any, names: frozenset[str], *, is_megatron: bool) -> None:
     """Check a model by the names of its arguments.
+
+    Args:
+        inner: the unwrapped model.
+        names: arguments of its forward pass.
+        is_megatron: whether it gets its boundaries as `packed_seq_params`.
 
     Raises:
         NotImplementedError: a model that packs by itself.
-        UnsafeModelError: a Megatron-Core module that takes no boundaries.
+        UnsafeModelError: a model of Megatron-Core that takes no boundaries.
     """
     name = type(inner).__name__
     if getattr(inner, "packs_internally", False) or names & REPACKING:
         raise NotImplementedError(f"{name} packs by itself: the boundaries and masks of this pack would no longer fit")
-    if is_megatron_module(inner) and "packed_seq_params" not in names:
+    if is_megatron and "packed_seq_params" not in names:
         raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")
 
 
@@ -74,15 +79,29 @@ def check_batch(batch: "PackedBatch", inner: nn.Module, names: frozenset[str]) -
         SpelledMediaTokenError: text spells a media token, and the model cannot be told.
         UnsafeModelError: a shard, for a transformers model.
     """
-    name = type(inner).__name__
-    if batch.num_spelled and MASK not in names:
-        raise SpelledMediaTokenError(
-            f"text of this pack spells a media token {batch.num_spelled} times, and {name} goes by ids alone: it takes no "
-            f"{MASK}. evenpack.models.prepare_model(model) makes a transformers model take it."
-        )
+    if MASK not in names:
+        check_spelled(batch.num_spelled, inner, MASK)
     if batch.cp_size > 1 and is_transformers_model(inner):
         shard = f"shard {batch.cp_rank} of {batch.cp_size}"
-        raise UnsafeModelError(f"{name} cannot run {shard}: its boundaries fit whole rows only")
+        raise UnsafeModelError(f"{type(inner).__name__} cannot run {shard}: its boundaries fit whole rows only")
+
+
+def check_spelled(num_spelled: int, inner: nn.Module, lacking: str) -> None:
+    """Refuse a pack whose text spells media tokens, for a model that cannot be told which ids are anchors.
+
+    Args:
+        num_spelled: tokens that text of the pack spells like a media token.
+        inner: the unwrapped model.
+        lacking: the arguments, of which the model takes none, that would tell it.
+
+    Raises:
+        SpelledMediaTokenError: there are such tokens.
+    """
+    if num_spelled:
+        raise SpelledMediaTokenError(
+            f"text of this pack spells a media token {num_spelled} times, and {type(inner).__name__} goes by ids alone: it "
+            f"takes no {lacking}. evenpack.models.prepare_model(model) makes a transformers model take it."
+        )
 
 
 def is_megatron_module(inner: nn.Module) -> bool:

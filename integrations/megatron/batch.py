@@ -23,6 +23,7 @@ _OWN = (
     "sample_ids",
     "cp_slicing",
     "token_axes",
+    "num_spelled",
     "global_loss_tokens",
     "loss_divisor",
 )
@@ -45,6 +46,7 @@ class StageBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         sample_ids: one per segment, None for a dummy or a tail.
         global_loss_tokens: targets of the step that count, over all ranks.
         loss_divisor: sum of their weights.
+        num_spelled: tokens of the whole row that text spells like a media token.
     """
 
     tokens: Tensor | None
@@ -57,6 +59,7 @@ class StageBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     sample_ids: list[Any]
     global_loss_tokens: int
     loss_divisor: float
+    num_spelled: int = 0
 
     def loss(self, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return what Megatron-Core's loss function returns with `calculate_per_token_loss`.
@@ -126,6 +129,7 @@ def next_batch(
         sample_ids=raw["sample_ids"],
         global_loss_tokens=raw["global_loss_tokens"],
         loss_divisor=raw["loss_divisor"],
+        num_spelled=raw["num_spelled"],
     )
 
 

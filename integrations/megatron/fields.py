@@ -23,6 +23,7 @@ _EVERYWHERE = (
     "sample_ids",
     "cp_slicing",
     "token_axes",
+    "num_spelled",
     "global_loss_tokens",
     "loss_divisor",
 )
@@ -50,7 +51,8 @@ def fields_of(batch: PackedBatch, step: PackedStep) -> dict[str, Any]:
         tokens, labels int64 `[T]`; loss_mask float32 `[T]`; position_ids `[T]`, or `[3, T]` with M-RoPE; cu_seqlens,
         cu_seqlens_padded int32 `[S + 1]`; max_seqlen int32 scalar, of padded lengths; padding_mask bool `[T]`; with media,
         their tensors, mm_token_type_ids, media_token_validity_mask and media_feature_index `[T]`; further declared fields;
-        sample_ids; and as plain values the axis of each further per-token tensor, and what the step's loss is divided by.
+        sample_ids; and as plain values the axis of each further per-token tensor, and what the step's loss is divided by, and
+        the number of spelled media tokens.
     """
     adapter = batch.adapter
     found: dict[str, Any] = {
@@ -64,6 +66,7 @@ def fields_of(batch: PackedBatch, step: PackedStep) -> dict[str, Any]:
         "padding_mask": batch.padding_mask[0],
         "sample_ids": list(batch.sample_ids),
         "cp_slicing": adapter.cp_slicing,
+        "num_spelled": batch.num_spelled,
         "global_loss_tokens": step.global_loss_tokens,
         "loss_divisor": step.loss_divisor,
     }

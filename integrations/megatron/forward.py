@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
+from ...collate.packs.model_check import MASK, check_spelled, check_structure
 from ...models.setup.unwrap import unwrap_model
 from .batch import StageBatch, next_batch
 from .model import check_model
 from .ranks import Ranks
+
+#: Arguments, of which one is enough, that tell a model where media features belong.
+_ANCHORS = (MASK, "media_feature_index")
 
 ForwardStep = Callable[[Any, Any], tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]
 
@@ -29,16 +33,33 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Callable
         The model's output, and the loss function: sum, count and report of `StageBatch.loss`.
 
     Raises:
-        UnsafeModelError: a model whose positions would be wrong under context parallelism: see `prepare_model`.
+        UnsafeModelError, SpelledMediaTokenError, NotImplementedError: as `model_arguments`.
     """
     inner = unwrap_model(model)
     batch = next_batch(data_iterator, vp_stage=getattr(inner, "vp_stage", None), mtp_on_this_rank=_has_mtp(inner))
-    check_model(inner, Ranks.of().cp_size)
     return model(**model_arguments(batch, inner)), batch.loss
 
 
 def model_arguments(batch: StageBatch, model: Any) -> dict[str, Any]:
-    """Return the arguments of a model's forward pass for a micro-batch, by the names in its signature."""
+    """Return the arguments of a model's forward pass for a micro-batch, by the names in its signature.
+
+    Args:
+        batch: what `next_batch` returned.
+        model: the model, wrapped or not. It is checked as `PackedBatch.forward_kwargs` checks one.
+
+    Raises:
+        UnsafeModelError: a model that takes no `packed_seq_params`, or whose positions would be wrong: see `prepare_model`.
+        SpelledMediaTokenError: text spells a media token, and the model takes neither `media_token_validity_mask` nor
+            `media_feature_index`.
+        NotImplementedError: a model that packs by itself.
+    """
+    model = unwrap_model(model)
+    kind: Any = type(model)
+    names = _names(kind)
+    check_structure(model, names, is_megatron=True)
+    check_model(model, Ranks.of().cp_size)
+    if names.isdisjoint(_ANCHORS):
+        check_spelled(batch.num_spelled, model, " or ".join(_ANCHORS))
     offered = {
         **batch.further,
         "input_ids": batch.tokens,
@@ -50,8 +71,6 @@ def model_arguments(batch: StageBatch, model: Any) -> dict[str, Any]:
         "packed_seq_params": batch.packed_seq_params,
         "padding_mask": padding_mask_for(batch.padding_mask, model),
     }
-    kind: Any = type(model)
-    names = _names(kind)
     return {name: value for name, value in offered.items() if name in names}
 
 
@@ -70,7 +89,8 @@ def padding_mask_for(mask: torch.Tensor, model: Any) -> torch.Tensor:
 
 @functools.cache
 def _names(kind: Hashable) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+    parameters = inspect.signature(kind.forward).parameters.values()  # type: ignore[attr-defined]
+    return frozenset(parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD)
 
 
 def _has_mtp(model: Any) -> bool:
