@@ -65,13 +65,13 @@ class PackedTrainerMixin(PackedEvaluation):
         **kwargs: Any,
     ) -> None:
         refuse_parts(inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments)
+        self._packing_encode, self._packing_fields = encode, tuple(fields)
         super().__init__(*args, **kwargs)
         refuse_arguments(self.args)
         if self.is_deepspeed_enabled:  # an accelerate config may say so, too
             raise ValueError("DeepSpeed does not work with packing: it counts micro-batches by itself; use DDP or FSDP")
         prepare_for_packs(self.model)
         self._packing_adapter = adapter or adapter_of(self.model)
-        self._packing_encode, self._packing_fields = encode, tuple(fields)
         is_sharded = self.is_fsdp_enabled or getattr(self, "is_distributed_loading_by_transformers", False)
         self._packing_config = train_config(packing, self.args, is_sharded=is_sharded)
         self._packing_cost = cost or CostModel.from_config(
@@ -153,6 +153,10 @@ class PackedTrainerMixin(PackedEvaluation):
             return dataset
         declared = {"attention_mask", *(field.name for field in (*self._packing_adapter.fields, *self._packing_fields))}
         return dataset.select_columns([name for name in columns if name in declared])
+
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        # TRL's `SFTTrainer` tokenizes here, also what `evaluate` is given; with `encode`, rows stay as they are until read.
+        return dataset if self._packing_encode is not None else super()._prepare_dataset(dataset, *args, **kwargs)
 
     # Training
 

@@ -130,11 +130,16 @@ def _shorten(arguments: type) -> None:
 
 
 def for_trainer(names: dict[str, Any]) -> dict[str, Any]:
-    """Samples for the first block, conversations for the second, a table of text for TRL."""
+    """Samples for the first block, conversations for the second, tables of text and of conversations for TRL."""
     import datasets
 
     texts = [{"prompt": row["question"], "completion": row["answer"]} for row in rows()]
-    return {"samples": names["samples"] * 2, "rows": chats(), "dataset": datasets.Dataset.from_list(texts)}
+    found = chats()
+    for chat in found:  # a column of a table has one type
+        answer = chat["messages"][1]
+        answer["content"] = [{"type": "text", "text": answer["content"]}]
+    tables = {"dataset": datasets.Dataset.from_list(texts), "conversations": datasets.Dataset.from_list(found)}
+    return {"samples": names["samples"] * 2, "rows": chats(), **tables}
 
 
 def for_datasets(names: dict[str, Any]) -> dict[str, Any]:

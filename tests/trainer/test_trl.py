@@ -8,6 +8,7 @@ import pytest
 
 from evenpack.integrations.trainer import PackedTrainerMixin
 from evenpack.integrations.trainer.settings import refuse_arguments
+from evenpack.models import adapter_for
 from evenpack.scheduler.testing import run_ranks
 
 from .tiny import Recorder, losses_of, relative
@@ -74,6 +75,43 @@ def test_text_with_lora_equals_stock_trainer(tmp_path, tokenizer):
     for (losses, gradients), (expected, others) in run_ranks(fn, 2, backend="gloo", timeout=120):
         assert losses == pytest.approx(expected, abs=1e-5) and len(losses) == STEPS
         assert max(map(relative, gradients, others)) < 1e-5
+
+
+def test_images_in_messages_with_lora(tmp_path, tokenizer):
+    """Pictures that lie in the messages, not in a column: TRL would run its template over them."""
+    from demo.processing import make_processor
+    from peft import LoraConfig
+    from PIL import Image
+
+    from evenpack.collate import SampleEncoder
+
+    processor = make_processor("qwen2_5_vl", tokenizer)
+    chats = []
+    for index in range(8):
+        size = (60 + 14 * index, 84)
+        Image.new("RGB", size, f"hsl({40 * index}, 80%, 50%)").save(tmp_path / f"{index}.png")
+        media = [{"type": "image", "path": str(tmp_path / f"{index}.png")}] if index % 2 else []
+        question = {"role": "user", "content": [*media, {"type": "text", "text": "What is it? " * (1 + index % 4)}]}
+        answer = {"role": "assistant", "content": [{"type": "text", "text": f"It is {index}."}]}
+        chats.append({"messages": [question, answer], "sample_id": index})
+    data = datasets.Dataset.from_list(chats)
+    lora = LoraConfig(r=2, target_modules=r".*language_model.*(q_proj|v_proj)", init_lora_weights="gaussian")
+
+    def fn(rank, num_ranks):
+        model = model_of(tokenizer)
+        encoder = SampleEncoder(processor, adapter_for(model.config), min_pixels=56 * 56, max_pixels=1024 * 1024)
+        settings = dict(per_device_train_batch_size=2, per_device_eval_batch_size=2, max_length=None)
+        trainer = PackedSFT(
+            model, arguments(tmp_path, **settings), train_dataset=data, eval_dataset=data.select(range(4)),
+            processing_class=processor,
+            peft_config=lora, encode=encoder.encode, adapter=encoder.adapter, packing={"max_tokens": 512, "timeout": 30.0},
+        )  # fmt: skip
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        return list(losses_of(trainer)), before - trainer.evaluate(data.select(range(4)))["eval_loss"]
+
+    for steps, gain in run_ranks(fn, 2, backend="gloo", timeout=120):
+        assert steps == [1, 2, 3] and gain > 0
 
 
 def test_images_through_an_encoder(tmp_path, tokenizer):
