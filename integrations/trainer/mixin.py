@@ -35,7 +35,7 @@ class PackedTrainerMixin(PackedEvaluation):
         packing: the scheduler's settings. In a mapping, `samples_per_step`, `sync`, `on_exhausted` and `timeout` follow
             from the Trainer's arguments.
         encode: from a row of the datasets to a sample, such as `SampleEncoder.encode`; None where rows are samples.
-        adapter: the model family; default: that of the model.
+        adapter: the model family; default: that of the model. Which towers are trained, the model says.
         fields: further fields of the samples.
         cost: cost of a sample; default: that of the model.
         packing_callbacks: callbacks of the scheduler that trains, such as a `RunLog`; the Trainer's own are `callbacks`.
@@ -71,7 +71,7 @@ class PackedTrainerMixin(PackedEvaluation):
         if self.is_deepspeed_enabled:  # an accelerate config may say so, too
             raise ValueError("DeepSpeed does not work with packing: it counts micro-batches by itself; use DDP or FSDP")
         prepare_for_packs(self.model)
-        self._packing_adapter = adapter or adapter_of(self.model)
+        self._packing_adapter = adapter_of(self.model, adapter)
         is_sharded = self.is_fsdp_enabled or getattr(self, "is_distributed_loading_by_transformers", False)
         self._packing_config = train_config(packing, self.args, is_sharded=is_sharded)
         self._packing_cost = cost or CostModel.from_config(

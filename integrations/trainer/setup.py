@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from ...models import ModelAdapter, adapter_for, prepare_model
@@ -23,15 +24,19 @@ def prepare_for_packs(model: nn.Module) -> None:
         inner.set_attn_implementation(chosen)
 
 
-def adapter_of(model: nn.Module) -> ModelAdapter:
+def adapter_of(model: nn.Module, given: ModelAdapter | None = None) -> ModelAdapter:
     """Return the adapter of a model; its towers count as trained where anything outside of the decoder is.
+
+    Args:
+        model: the model, wrapped or not.
+        given: the user's adapter; None for that of the model's family.
 
     Raises:
         ValueError: a model of no known family.
     """
     inner: Any = unwrap_model(model)
-    adapter = adapter_for(inner.config)
-    return adapter if trains_towers(inner) else adapter_for(inner.config, trained_modalities=())
+    adapter = adapter_for(inner.config) if given is None else given
+    return adapter if trains_towers(inner) else msgspec.structs.replace(adapter, trained_modalities=())
 
 
 def trains_towers(model: nn.Module) -> bool:

@@ -108,6 +108,7 @@ def test_images_in_messages_with_lora(tmp_path, tokenizer):
         )  # fmt: skip
         before = trainer.evaluate()["eval_loss"]
         trainer.train()
+        assert trainer._packing_adapter.trained_modalities == (), "the tower is frozen: no pack needs a dummy image"
         return list(losses_of(trainer)), before - trainer.evaluate(data.select(range(4)))["eval_loss"]
 
     for steps, gain in run_ranks(fn, 2, backend="gloo", timeout=120):
