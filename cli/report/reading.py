@@ -15,8 +15,8 @@ from ...scheduler.advice import Advice, Situation, advise
 from ...scheduler.advice.what_if import Steps
 from ...scheduler.plan.table import Ints
 from ...scheduler.run_log import RecordedStep, RunHeader, read_run, replay_differences
-from ...scheduler.run_log.reader import run_files
 from ...scheduler.run_log.replay import is_replayable
+from ...scheduler.run_log.store import log_file
 from ...scheduler.stats import StepStats
 from ...scheduler.summary import Summary
 
@@ -111,7 +111,7 @@ def read_report(
     """Read a run.
 
     Args:
-        path: folder of the run log, or one of its files.
+        path: folder of the run log, or the file in it.
         num_slowest: steps to list.
         replay: plan every step again.
         advice: try other settings on the last steps.
@@ -148,7 +148,7 @@ def read_report(
 def _with_progress(path: Path) -> Iterator[RecordedStep]:
     from tqdm import tqdm
 
-    total = sum(file.stat().st_size for file in run_files(path))
+    total = log_file(path).stat().st_size
     with tqdm(total=total, desc="reading", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
         for step in read_run(path):
             yield step

@@ -40,7 +40,7 @@ def as_dict(reports: list[Report]) -> dict[str, Any]:
     runs = []
     for report in reports:
         header = msgspec.to_builtins(report.header)
-        del header["stats_fields"], header["number"]
+        del header["stats_fields"]
         runs.append(
             {
                 "run": report.name,

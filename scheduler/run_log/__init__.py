@@ -1,9 +1,9 @@
 """The run log: every step of a run on disk, and what can be told from it."""
 
 from .header import RunHeader
-from .reader import read_run
 from .record import RecordedStep
 from .replay import replay, replay_differences
+from .store import read_run
 from .writer import RunLog
 
 __all__ = ["RecordedStep", "RunHeader", "RunLog", "read_run", "replay", "replay_differences"]

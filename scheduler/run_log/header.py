@@ -12,7 +12,7 @@ from ..step import PackedStep
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings under which the steps behind it were planned; a file has another where they change.
+    """The settings under which steps were planned; written again when they change.
 
     Attributes:
         version: of evenpack.
@@ -26,9 +26,8 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         node_of_rank: `[R]`, node of each rank.
         peers: ranks that each rank may send samples to; None for any.
         stats_fields: names of the figures that each record holds, in order.
-        first_step: number of the first step behind it; a later file that begins earlier goes on from a checkpoint.
+        first_step: number of the first step under it; a later run that begins earlier goes on from a checkpoint.
         started: when it was written, in seconds since 1970.
-        number: of the headers of its file, from 0.
     """
 
     version: str
@@ -44,7 +43,6 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     stats_fields: tuple[str, ...]
     first_step: int
     started: float
-    number: int = 0
 
     @classmethod
     def of(cls, step: PackedStep, started: float) -> "RunHeader":
@@ -70,9 +68,21 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
             started=started,
         )
 
+    @classmethod
+    def decode(cls, data: bytes) -> "RunHeader":
+        """Return a header from its msgpack bytes.
+
+        Raises:
+            ValueError: the steps under it have other figures than those of this version.
+        """
+        header = msgspec.msgpack.decode(data, type=cls)
+        if header.stats_fields != StepStats.__struct_fields__:
+            raise ValueError(f"recorded by evenpack {header.version}, this is {__version__}: the figures of a step differ")
+        return header
+
     def says_the_same(self, other: "RunHeader") -> bool:
-        """Return whether steps behind another header were planned under the same settings."""
-        return msgspec.structs.replace(other, first_step=self.first_step, started=self.started, number=self.number) == self
+        """Return whether steps under another header were planned under the same settings."""
+        return msgspec.structs.replace(other, first_step=self.first_step, started=self.started) == self
 
     @property
     def config(self) -> SchedulerConfig:

@@ -10,8 +10,10 @@ from ..plan import SampleTable, StepPlan
 from ..plan.fixed import plan_fixed
 from ..plan.table import Ints
 from ..stats import StepStats
-from .columns import Column, pack, unpack
 from .header import RunHeader
+
+#: Smallest value, type ("" if all values are equal), number of values, and the values less the smallest.
+_Column = tuple[int, str, int, bytes]
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -23,36 +25,39 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     lower_bound: int
     num_pairs: int
     digest: bytes
-    home: Column
-    tokens: Column
-    targets_missing: Column  # tokens less loss tokens
-    nbytes: Column
-    media: Column
-    moved: Column  # rank less home, rank -1 where dropped
-    microbatch: Column
-    cost: list[Column]
-    header: int = 0  # number of the header that it was planned under, among those of the file
+    home: _Column
+    tokens: _Column
+    targets_missing: _Column  # tokens less loss tokens
+    nbytes: _Column
+    media: _Column
+    moved: _Column  # rank less home, rank -1 where dropped
+    microbatch: _Column
+    cost: list[_Column]
 
-
-#: First byte of a payload: what it holds.
-_HEADER, _STEP = b"H", b"S"
 
 _ENCODER = msgspec.msgpack.Encoder()
-_HEADERS = msgspec.msgpack.Decoder(RunHeader)
 _RECORDS = msgspec.msgpack.Decoder(_Record)
 
 
-class LostHeaderError(ValueError):
-    """A step whose header was lost: what it was planned under is not known."""
+def _pack(values: Ints) -> _Column:
+    """Return a column in the narrowest type that holds it.
+
+    A general compressor would save another third, and cost as much time as planning the step.
+    """
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if low == high:
+        return low, "", len(values), b""
+    dtype = np.min_scalar_type(high - low)
+    return low, dtype.newbyteorder("<").str, len(values), (values - low).astype(dtype).tobytes()
 
 
-def encode_header(header: RunHeader) -> bytes:
-    """Return a header as the payload of a frame."""
-    return _HEADER + _ENCODER.encode(header)
+def _unpack(column: _Column) -> Ints:
+    low, dtype, count, data = column
+    return np.frombuffer(data, dtype).astype(np.int64) + low if dtype else np.full(count, low, np.int64)
 
 
-def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan, header: int = 0) -> bytes:
-    """Return a step as the payload of a frame; `header` is the number of its header."""
+def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan) -> bytes:
+    """Return a step as bytes."""
     assert len(table) < 2 or (np.diff(table.home) >= 0).all(), "a table is in the order of the ranks"
     record = _Record(
         stats=list(msgspec.structs.astuple(stats)),
@@ -61,42 +66,31 @@ def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan, header: in
         lower_bound=plan.lower_bound,
         num_pairs=plan.num_pairs,
         digest=plan.digest,
-        home=pack(np.bincount(table.home, minlength=plan.num_ranks)),
-        tokens=pack(table.tokens),
-        targets_missing=pack(table.tokens - table.loss_tokens),
-        nbytes=pack(table.nbytes),
-        media=pack(table.media),
-        moved=pack(plan.rank - table.home),
-        microbatch=pack(plan.microbatch),
-        cost=[pack(np.ascontiguousarray(column)) for column in table.cost.reshape(len(table), -1).T],
-        header=header,
+        home=_pack(np.bincount(table.home, minlength=plan.num_ranks)),
+        tokens=_pack(table.tokens),
+        targets_missing=_pack(table.tokens - table.loss_tokens),
+        nbytes=_pack(table.nbytes),
+        media=_pack(table.media),
+        moved=_pack(plan.rank - table.home),
+        microbatch=_pack(plan.microbatch),
+        cost=[_pack(np.ascontiguousarray(column)) for column in table.cost.reshape(len(table), -1).T],
     )
-    return _STEP + _ENCODER.encode(record)
+    return _ENCODER.encode(record)
 
 
-def decode(payload: bytes, header: RunHeader | None) -> "RunHeader | RecordedStep":
-    """Return what a frame holds.
-
-    Args:
-        payload: of the frame.
-        header: the last one before it in the file, where one was read already.
-
-    Raises:
-        LostHeaderError: a step whose header is not the last that was read.
-        ValueError: not a payload of this version.
-    """
-    if payload[:1] == _HEADER:
-        return _HEADERS.decode(payload[1:])
-    if payload[:1] != _STEP:
-        raise ValueError(f"a record of kind {payload[:1]!r}")
-    if header is None:
-        raise LostHeaderError("a step without a header before it")
-    record = _RECORDS.decode(payload[1:])
-    if record.header != header.number:
-        raise LostHeaderError(f"a step of header {record.header} behind header {header.number}")
-    values = dict(zip(header.stats_fields, record.stats, strict=True))
-    known = {name: values[name] for name in StepStats.__struct_fields__ if name in values}
-    return RecordedStep(header=header, stats=StepStats(**known), num_bytes=len(payload), _record=record)
+def decode_step(data: bytes, header: RunHeader) -> "RecordedStep":
+    """Return a step, planned under a header, from its bytes."""
+    record = _RECORDS.decode(data)
+    return RecordedStep(
+        header=header,
+        stats=StepStats(**dict(zip(header.stats_fields, record.stats, strict=True))),
+        num_microbatches=record.num_microbatches,
+        value=record.value,
+        lower_bound=record.lower_bound,
+        digest=record.digest,
+        num_bytes=len(data),
+        _record=record,
+    )
 
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
@@ -105,60 +99,48 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tru
     Attributes:
         header: settings it was planned under.
         stats: its figures, times among them.
+        num_microbatches: M.
+        value: the plan's objective.
+        lower_bound: lower bound of the objective.
+        digest: of the plan.
         num_bytes: size of the record.
     """
 
     header: RunHeader
     stats: StepStats
+    num_microbatches: int
+    value: int
+    lower_bound: int
+    digest: bytes
     num_bytes: int
     _record: _Record
-
-    @property
-    def value(self) -> int:
-        """The plan's objective."""
-        return self._record.value
-
-    @property
-    def lower_bound(self) -> int:
-        """Lower bound of the objective."""
-        return self._record.lower_bound
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of the plan."""
-        return self._record.digest
-
-    @property
-    def num_microbatches(self) -> int:
-        """M."""
-        return self._record.num_microbatches
 
     @cached_property
     def table(self) -> SampleTable:
         """The samples of the step, as they were planned."""
         record = self._record
-        tokens = unpack(record.tokens)
+        tokens = _unpack(record.tokens)
         align = self.header.config.segment_align(self.header.cp_size)
-        columns = [unpack(column) for column in record.cost]
+        columns = [_unpack(column) for column in record.cost]
         return SampleTable(
             tokens=tokens,
             padded=-(-tokens // align) * align,
-            nbytes=unpack(record.nbytes),
-            home=np.repeat(np.arange(record.home.count), unpack(record.home)),
-            media=unpack(record.media),
-            loss_tokens=tokens - unpack(record.targets_missing),
+            nbytes=_unpack(record.nbytes),
+            home=np.repeat(np.arange(record.home[2]), _unpack(record.home)),
+            media=_unpack(record.media),
+            loss_tokens=tokens - _unpack(record.targets_missing),
             cost=np.stack(columns, axis=1) if columns else np.zeros((len(tokens), len(self.header.phases)), np.int64),
         )
 
     @cached_property
     def rank(self) -> Ints:
         """`[N]` int64, rank of each sample, -1 where it was dropped."""
-        return self.table.home + unpack(self._record.moved)
+        return self.table.home + _unpack(self._record.moved)
 
     @cached_property
     def microbatch(self) -> Ints:
         """`[N]` int64, micro-batch of each sample, -1 where it was dropped."""
-        return unpack(self._record.microbatch)
+        return _unpack(self._record.microbatch)
 
     @cached_property
     def plan(self) -> StepPlan:

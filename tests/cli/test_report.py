@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from evenpack.cli.report.pictures import as_page
 from evenpack.cli.report.reading import read_report
 from evenpack.cli.report.result import written
 from evenpack.scheduler import Summary
-from evenpack.scheduler.run_log.reader import run_files
+from evenpack.scheduler.run_log.store import FILE
 
 from ..run_log.runs import record, record_ramp, rewrite
 
@@ -153,15 +154,22 @@ def test_settings_that_changed_are_said_to_vary(tmp_path, capsys, sizes, told):
     }  # fmt: skip
 
 
-def test_a_tail_that_was_cut_off_is_a_note(runs, tmp_path, capsys):
+def test_a_damaged_step_is_a_note(runs, tmp_path, capsys):
     folder, stats = runs
-    (tmp_path / "cut").mkdir()
-    data = run_files(folder / "first")[0].read_bytes()
-    (tmp_path / "cut" / "000000.steps").write_bytes(data[:-7])
-    code, out, err = report(capsys, tmp_path / "cut", "--json")
+    rewrite(folder / "first", tmp_path / "damaged", lambda one: one)
+    with sqlite3.connect(tmp_path / "damaged" / FILE) as connection:
+        connection.execute("UPDATE steps SET checksum = 0 WHERE step = 2")
+    connection.close()
+    code, out, err = report(capsys, tmp_path / "damaged", "--json")
     [found] = json.loads(out)["runs"]
     assert code == 0 and found["summary"]["steps"] == len(stats[0]) - 1
-    assert err.count("\n") == 1 and "the last record is cut off" in err and found["notes"] == [err.strip().split(": ", 1)[1]]
+    assert err.count("\n") == 1 and "step 2 is damaged" in err and found["notes"] == [err.strip().split(": ", 1)[1]]
+
+
+def test_a_run_without_a_step_yet(runs, tmp_path, capsys):
+    rewrite(runs[0] / "first", tmp_path / "begun", lambda one: None)
+    code, _, err = report(capsys, tmp_path / "begun")
+    assert code == 1 and "holds no whole step yet" in err
 
 
 def test_advice_has_its_figure(tmp_path, capsys):
@@ -189,8 +197,8 @@ def test_page(runs, tmp_path, capsys):
     [
         (["{tmp}/none"], "does not exist: name the folder of a RunLog"),
         (["{tmp}"], "holds no run log"),
-        (["{tmp}/other.steps"], "is not a run log"),
-        (["{tmp}/empty.steps"], "holds no whole step yet"),
+        (["{tmp}/other.sqlite"], "is not a run log"),
+        (["{tmp}/empty.sqlite"], "is not a run log"),
         (["a", "b", "c"], "one run is shown, or two are compared, got 3"),
         (["a", "--slowest", "-1"], "--slowest must be an integer of at least 0, got -1"),
         (["a", "--html", "{tmp}/no/page.html"], "--html: no folder"),
@@ -198,8 +206,8 @@ def test_page(runs, tmp_path, capsys):
 )
 def test_wrong_input_is_one_line(tmp_path, capsys, arguments, text):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "other.steps").write_bytes(b"something else" * 9)
-    (tmp_path / "folder" / "empty.steps").write_bytes(b"")
+    (tmp_path / "folder" / "other.sqlite").write_bytes(b"something else" * 9)
+    (tmp_path / "folder" / "empty.sqlite").write_bytes(b"")
     if arguments == ["{tmp}"]:
         arguments = [str(tmp_path)]
     code, out, err = report(capsys, *(one.format(tmp=tmp_path / "folder") for one in arguments))

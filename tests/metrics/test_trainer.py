@@ -40,6 +40,6 @@ def test_a_second_training_goes_on_with_the_callbacks(tmp_path):
     points = EventAccumulator(str(tmp_path / "board")).Reload().Scalars("evenpack/imbalance")
     assert [point.step for point in points] == [0, 1, 2, 3, 4]
     trainer.args.max_steps = 1
-    with pytest.warns(RuntimeWarning, match="a run begins anew where another is recorded"):
+    with pytest.warns(RuntimeWarning, match="already holds a run; reading it returns only the new one"):
         trainer.train()
     assert [step.stats.step for step in read_run(tmp_path / "run")] == [0]

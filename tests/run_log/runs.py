@@ -1,9 +1,7 @@
 """Runs of simulated ranks, recorded."""
 
 from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig, read_run
-from evenpack.scheduler.run_log.frames import frame
-from evenpack.scheduler.run_log.record import encode_step
-from evenpack.scheduler.run_log.recording import RunFile
+from evenpack.scheduler.run_log.store import StepWriter
 from evenpack.scheduler.testing import run_ranks
 
 from ..scheduler.helpers import TEXT, VISION, mixed_source, random_source
@@ -47,9 +45,7 @@ def rewrite(folder, target, change):
     """Write a recorded run anew, each step's figures as `change(stats)` returns them; None leaves the step out."""
     steps = list(read_run(folder))
     target.mkdir()
-    file = RunFile(target, steps[0].header)
-    for step in steps:
-        stats = change(step.stats)
-        if stats is not None:
-            file.append(frame(encode_step(stats, step.table, step.plan)))
-    file.close()
+    changed = [(change(step.stats), step.table, step.plan, step.header) for step in steps]
+    writer = StepWriter(target, steps[0].header)
+    writer.write([step for step in changed if step[0] is not None])
+    writer.close()
