@@ -8,6 +8,7 @@ import torch
 
 from ...core.sample import Value
 from ...models.adapter import CpSlicing, ModelAdapter
+from ...models.setup.call_check import mark_pack
 from .boundaries import Boundaries
 from .forward import Stage, forward_kwargs
 from .megatron import Valid, packed_seq_params
@@ -26,7 +27,8 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         adapter: the family it was packed for.
         bounds: boundaries as host integers, real and padded.
         input_ids: int64 [1, T]; the family's padding id at padding.
-        labels: int64 [1, T], next-token targets, already shifted; -100 where nothing is learned.
+        labels: int64 [1, T], next-token targets, already shifted; -100 where nothing is learned. Megatron-Core's name for them;
+            Hugging Face's is `shift_labels`, which is the same tensor.
         loss_mask: float32 [1, T], the weight of each target; 0 where there is none.
         padding_mask: bool [1, T], True at padding.
         position_ids: int64 [3, 1, T] (M-RoPE) or [1, T]; float32 where the family's rule is.
@@ -80,6 +82,9 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     media_feature_index: torch.Tensor | None = None
     microbatch: int | None = None
     step_number: int | None = None
+
+    def __post_init__(self) -> None:
+        mark_pack(self.input_ids, self.labels, self.num_segments)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):

@@ -40,7 +40,7 @@ def _correct(model: PreTrainedModel, batch: PackedBatch) -> int:
     """Return how many samples of a pack have their first target, the digit, as the likeliest token."""
     guesses = batch.unpack(model(**batch.forward_kwargs(model)).logits.argmax(dim=-1))
     right = 0
-    for guess, targets in zip(guesses, batch.unpack(batch.labels), strict=True):
+    for guess, targets in zip(guesses, batch.unpack(batch.shift_labels), strict=True):
         first = int((targets != IGNORED).nonzero()[0])
         right += int(guess[first] == targets[first])
     return right

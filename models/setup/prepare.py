@@ -10,6 +10,7 @@ from torch import nn
 from ...core import UnsafeModelError
 from ..attention.recurrent import has_varlen_kernels, is_isolatable, isolate_recurrent, leaking_layers
 from ..attention.varlen import VARLEN_ATTENTION, register_varlen_attention
+from .call_check import watch_calls
 from .merge import merge_by_mask
 from .unwrap import is_transformers_model, unwrap_model
 
@@ -30,6 +31,9 @@ def prepare_model(model: nn.Module) -> nn.Module:
     Call it on the device that trains, because what can run there decides, and before the model is wrapped or compiled. A model
     that is not a transformers model is returned as it is.
 
+    A prepared model raises `UnsafeModelError` when it is called with a pack, but with less than `forward_kwargs` gives, or with
+    the pack's targets as `labels`.
+
     Returns:
         The same model.
 
@@ -44,6 +48,7 @@ def prepare_model(model: nn.Module) -> nn.Module:
     if any(is_isolatable(module) and not has_varlen_kernels(module) for module in decoder.modules()):
         isolate_recurrent(decoder)
     merge_by_mask(inner)
+    watch_calls(inner)
     check_model(model)
     return model
 

@@ -1,0 +1,53 @@
+"""A prepared model sees when it is called with a pack, but with less than the pack's own arguments, or with its targets as labels.
+
+Both train wrongly without an error: samples see each other, or every target is shifted twice. A pack marks its ids and its
+targets; the mark is an attribute of the tensor, so that nothing is read from a device, and an unpacked call is never refused.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core import UnsafeModelError
+
+_SEGMENTS, _SHIFTED = "_evenpack_segments", "_evenpack_shifted"
+
+
+def mark_pack(input_ids: torch.Tensor, targets: torch.Tensor, num_segments: int) -> None:
+    """Note on a row's ids how many segments it has, and on its targets that they are shifted already."""
+    setattr(input_ids, _SEGMENTS, num_segments)
+    setattr(targets, _SHIFTED, True)
+
+
+def watch_calls(model: nn.Module) -> None:
+    """Let a transformers model check what it is called with; again is fine."""
+    if check_call not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(check_call, with_kwargs=True)
+
+
+def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Check a call of a model, as its forward pre-hook; nothing is checked while a graph is captured by `torch.compile`.
+
+    Raises:
+        UnsafeModelError: several samples without their boundaries or positions, or labels that are shifted already.
+    """
+    if torch.compiler.is_compiling():
+        return
+    if hasattr(kwargs.get("labels"), _SHIFTED) and kwargs.get("shift_labels") is None:
+        raise UnsafeModelError(
+            f"labels of a pack are shifted already, and {type(model).__name__} would shift them once more: leave labels out, "
+            "model(**batch.forward_kwargs(model)), and take the loss from step.loss(logits, batch)"
+        )
+    num_segments = getattr(kwargs.get("input_ids", args[0] if args else None), _SEGMENTS, 0)
+    if num_segments < 2:
+        return
+    missing = [name for name in ("cu_seq_lens_q", "position_ids") if kwargs.get(name) is None]
+    if missing == ["position_ids"] and "position_ids" not in inspect.signature(model.forward).parameters:
+        return
+    if missing:
+        raise UnsafeModelError(
+            f"{type(model).__name__} is called with a pack of {num_segments} segments, but without {' and '.join(missing)}: its "
+            "samples would be taken for one. Call model(**batch.forward_kwargs(model))"
+        )
