@@ -1,4 +1,4 @@
-"""A prepared model sees when it is called with a pack, but with less than the pack's own arguments, or with its targets as labels.
+"""A prepared model sees when it is called with less than a pack's own arguments, or with the pack's targets as labels.
 
 Both train wrongly without an error: samples see each other, or every target is shifted twice. A pack marks its ids and its
 targets; the mark is an attribute of the tensor, so that nothing is read from a device, and an unpacked call is never refused.
@@ -48,6 +48,6 @@ def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return
     if missing:
         raise UnsafeModelError(
-            f"{type(model).__name__} is called with a pack of {num_segments} segments, but without {' and '.join(missing)}: its "
-            "samples would be taken for one. Call model(**batch.forward_kwargs(model))"
+            f"{type(model).__name__} is called with a pack of {num_segments} segments, but without {' and '.join(missing)}: "
+            "its samples would be taken for one. Call model(**batch.forward_kwargs(model))"
         )
