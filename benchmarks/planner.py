@@ -23,11 +23,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from evenpack.cli.what_if.opponents import OPPONENTS
-from evenpack.cli.what_if.opponents.common import overflow
-from evenpack.cli.what_if.opponents.next_fit import pack as next_fit_pack
 from evenpack.scheduler.plan import PlanConfig, StepPlan, plan_step, warm_up
 
+from .opponents import OPPONENTS
+from .opponents.common import overflow, pack_in_order
 from .water_fill import water_fill
 from .workloads import WORKLOADS, Workload, image_text_phases
 
@@ -197,7 +196,7 @@ def speed_rows(report: Report, quick: bool) -> None:
         for movement in ("minimal", "free"):
             config = PlanConfig(max_tokens=workload.capacity, sync=sync, movement=movement)
             took, cpu = median_time(lambda c=config: plan_step(workload.table, num_ranks=1024, config=c), 3 if quick else 9)
-            plain, _ = median_time(lambda: next_fit_pack(lengths, workload.capacity), 3 if quick else 9)
+            plain, _ = median_time(lambda: pack_in_order(lengths, workload.capacity), 3 if quick else 9)
             per_sample[sync, movement] = took / 65_536
             cells = [f"65,536 samples, 1,024 ranks  {sync:10s} {movement:8s}", f"{took * 1e3:6.1f} ms (CPU {cpu * 1e3:5.1f})",
                      f"plain next-fit {plain * 1e3:6.1f} ms", f"ratio {took / plain:5.1f}"]  # fmt: skip

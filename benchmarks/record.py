@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from evenpack.cli.what_if.workloads import WORKLOADS, image_text_phases
 from evenpack.scheduler import RunLog, SchedulerConfig, plan_step
 from evenpack.scheduler.plan import warm_up
 from evenpack.scheduler.run_log.header import RunHeader
 from evenpack.scheduler.run_log.record import encode_step
 from evenpack.scheduler.run_log.store import StepWriter
 from evenpack.scheduler.stats import step_stats
+
+from .workloads import WORKLOADS, image_text_phases
 
 TARGET = 0.01
 

@@ -63,19 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
     check(arguments)
     from tqdm import tqdm
 
-    from .what_if.advice import advise, alternatives
     from .what_if.pool import fit_pool
     from .what_if.result import Answer, as_dict, as_page, as_text
-    from .what_if.simulate import METHODS, OURS, simulate
+    from .what_if.simulate import METHODS, advice_on, simulate
 
     pool, max_tokens = read_pool(arguments)
     setting = make_setting(arguments, max_tokens, pool.cost_of)
     fitted = fit_pool(pool, setting.config)
-    tried = [] if arguments.no_advice else alternatives(pool, fitted, setting, arguments.cp)
-    total = setting.steps * len(METHODS) + sum(changed.steps for _, _, _, changed in tried)
+    total = setting.steps * len(METHODS)
     with tqdm(total=total, desc="planning", unit="plan", leave=False, disable=not sys.stderr.isatty()) as bar:
         simulation = simulate(fitted.pool, setting, progress=bar.update)
-        advice = advise(tried, simulation.figures[OURS].efficiency, progress=bar.update)
+    advice = None if arguments.no_advice else advice_on(simulation, setting, arguments.cp)
     answer = Answer(
         fitted=fitted, setting=setting, cp_size=arguments.cp, simulation=simulation, advice=advice, asked_tokens=max_tokens
     )
@@ -136,8 +134,7 @@ def read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
         for option in ("column", "grids", "vision_tokens"):
             if getattr(arguments, option) is not None:
                 raise ValueError(f"--{option.replace('_', '-')} names a column of a file, and workload {name!r} is built in")
-        # Twice a step's samples at least, so that a batch of twice the size can be tried.
-        count = max(2 * batch, min(default_steps(arguments) * batch, SAMPLES_PLANNED))
+        count = max(batch, min(default_steps(arguments) * batch, SAMPLES_PLANNED))
         samples, capacity = workload_samples(name, count, arguments.seed)
         max_tokens = arguments.max_tokens or capacity // arguments.cp
     else:

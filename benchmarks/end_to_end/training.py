@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal
-from evenpack.cli.what_if.opponents.next_fit import next_fit
+from evenpack.integrations.megatron import next_fit_planner
 from evenpack.models import adapter_for, prepare_model
 from evenpack.scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepPlan
 from evenpack.scheduler.cost import CostFit
@@ -42,7 +42,7 @@ MODES = {
     "a": Mode(title="padded batches, in order of arrival", padded=True),
     "s": Mode(title="padded batches, sorted by length", padded=True, by_length=True),
     "b": Mode(title="packed on each rank alone", settings={"scope": "rank"}),
-    "c": Mode(title="next-fit over the group (Megatron-Core)", planner=next_fit),
+    "c": Mode(title="next-fit over the group (Megatron-Core)", planner=next_fit_planner),
     "d": Mode(title="Karmarkar-Karp, equal counts (verl)", planner=karmarkar_karp_equal),
     "e": Mode(title="evenpack"),
 }

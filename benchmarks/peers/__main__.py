@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.cli.what_if.opponents import OPPONENTS
 from evenpack.scheduler.plan import PlanConfig, plan_step, warm_up
 
+from ..opponents import OPPONENTS
 from ..workloads import WORKLOADS, Workload
 from .adapters import PEERS
 from .environment import build

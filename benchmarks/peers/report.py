@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from evenpack.cli.what_if.opponents.alone import pack_decreasing
 from evenpack.cli.what_if.opponents.common import Pack, to_plan
-from evenpack.cli.what_if.opponents.first_fit import pack_decreasing
 from evenpack.cli.what_if.opponents.karmarkar_karp import partition
-from evenpack.cli.what_if.opponents.next_fit import pack as next_fit_pack
 from evenpack.scheduler.plan import PlanConfig, StepPlan
 
+from ..opponents.common import pack_in_order
 from ..workloads import Workload
 
 
@@ -136,7 +136,7 @@ def flat(ranks: Sequence[Sequence[Pack]]) -> list[Pack]:
 
 
 #: Peer and the function of ours that is to decide the same.
-SAME: dict[str, object] = {"swift-in-order": next_fit_pack, "bridge": pack_decreasing}
+SAME: dict[str, object] = {"swift-in-order": pack_in_order, "bridge": pack_decreasing}
 
 
 def agreement(peer: str, ranks: Sequence[Sequence[Pack]], workload: Workload) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from evenpack.cli.what_if.opponents.alone import packed_alone
 from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal
-from evenpack.cli.what_if.opponents.next_fit import next_fit
+from evenpack.integrations.megatron import next_fit_planner
 from evenpack.scheduler.cost import UNITS_PER_TOKEN
 from evenpack.scheduler.plan import MediaTowers, StepPlan, plan_step, warm_up
 
@@ -40,7 +40,7 @@ OURS, NEXT_FIT = "evenpack", "next-fit (Megatron-Core)"
 #: Name to planner, and the largest group that its plain Python is run for.
 PLANNERS: dict[str, tuple[Callable[..., StepPlan], int]] = {
     OURS: (plan_step, 1 << 30),
-    NEXT_FIT: (next_fit, 1 << 30),
+    NEXT_FIT: (next_fit_planner, 1 << 30),
     "packed on each rank alone": (packed_alone, 4096),
     "Karmarkar-Karp, equal counts (verl)": (karmarkar_karp_equal, 256),
 }

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ...models.cost import CostCoefficients
 from ...scheduler.cost import CostModel
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
 from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints
+from ...scheduler.typical import typical_cost
 from .lengths import Grid, Samples
-from .workloads import QUADRATIC_LENGTH, WORKLOADS
+from .workloads import WORKLOADS
 
-#: Operations of training a 7B decoder per token, and Qwen3-VL's tower per patch: forward, and twice that backward.
-DECODER, TOWER, TOWER_SQUARED = 3 * 13.1e9, 3 * 0.82e9, 3 * 1.244e5
 #: Bytes of a token (ids and labels) and of a block's header on the wire.
 TOKEN_BYTES, HEADER_BYTES = 16, 256
 
@@ -39,14 +37,7 @@ class CostOf(msgspec.Struct, frozen=True, kw_only=True):
 
 def usual_cost(*, vision: bool) -> CostOf:
     """Return the cost of a 7B decoder, `l + l^2 / 65,536`, with Qwen3-VL's tower for samples with images."""
-    coefficients = CostCoefficients(
-        decoder_linear=DECODER,
-        decoder_quadratic=DECODER / QUADRATIC_LENGTH,
-        vision_linear=TOWER if vision else 0.0,
-        vision_quadratic=TOWER_SQUARED if vision else 0.0,
-        has_vision=vision,
-    )
-    model = CostModel.from_coefficients(coefficients)
+    model = typical_cost(vision=vision)
     if not vision:
         return CostOf(name="a 7B decoder", model=model)
     dummy = model.sample_cost(4, [(1, 4, 4)])

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...scheduler.advice import Advice
 from ..page import Curve, DrawnStep, PageData, RunView, Table
-from .advice import WORTH, Alternative
 from .pool import Fitted
-from .simulate import OURS, Figures, Setting, Simulation
+from .simulate import OURS, WORTH, Figures, Setting, Simulation
 
 HEADER = ("", "step cost", "vs evenpack", "above bound", "padding", "imbalance", "micro-batches", "moved a step")
 
@@ -21,7 +21,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         setting: what was simulated.
         cp_size: GPUs that share a pack.
         simulation: the figures.
-        advice: other settings, the best first.
+        advice: settings that would gain, the best first; None if none was tried.
         asked_tokens: `max_tokens` as it was given, before it was rounded to whole segments.
     """
 
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     setting: Setting
     cp_size: int
     simulation: Simulation
-    advice: list[Alternative]
+    advice: list[Advice] | None
     asked_tokens: int
 
 
@@ -71,7 +71,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
             "operations_per_unit": unit,
         },
         "methods": methods,
-        "advice": [{**msgspec.to_builtins(one), "gain": one.gain} for one in answer.advice],
+        "advice": msgspec.to_builtins(answer.advice or []),
     }
 
 
@@ -89,13 +89,13 @@ def as_text(answer: Answer) -> str:
 def as_page(answer: Answer) -> PageData:
     """Return the answer as a page."""
     pool, setting, simulation = answer.fitted.pool, answer.setting, answer.simulation
-    table = simulation.table
+    table, plan = simulation.tables[0], simulation.plans[0]
     weight = table.cost.reshape(len(table), -1).sum(axis=1)
     before = np.bincount(table.home, weight, minlength=setting.num_ranks)
     drawn = DrawnStep(
         title="A step, pack by pack",
         table=table,
-        plan=simulation.plan,
+        plan=plan,
         config=setting.config,
         ids=[int(row) for row in pool.row[simulation.rows]],
     )
@@ -105,26 +105,22 @@ def as_page(answer: Answer) -> PageData:
         rows=tuple(cells(one, answer) for one in simulation.figures.values()),
         notes=(NOTE, *footnotes(answer)),
     )
-    worth = [one for one in answer.advice if one.gain > WORTH]
     advice = Table(
-        title="What another setting would change",
-        header=("setting", "time for the same work", "micro-batches", "moved"),
-        rows=tuple(
-            (f"{one.change} ({one.meaning})", f"{one.cost - 1:+.1%}", f"{one.num_microbatches:.1f}", f"{one.moved_share:.1%}")
-            for one in answer.advice
-        ),
-        notes=() if worth else (advice_lines(answer)[0],),
+        title="Settings that would gain",
+        header=("setting", "why", "time for the same work"),
+        rows=tuple((one.kind, one.text, f"{-one.gain:+.1%}") for one in answer.advice or ()),
+        notes=() if answer.advice else tuple(advice_lines(answer)),
     )
     run = RunView(
         name="The simulated steps",
         curves=tuple(Curve(name=one.name, values=one.efficiency) for one in simulation.figures.values()),
         load_before=before,
-        load_after=simulation.plan.cost.sum(axis=(1, 2)),
+        load_after=plan.cost.sum(axis=(1, 2)),
         load_title="Load of each rank, in the first step",
         drawn=drawn,
         lengths=pool.tokens,
     )
-    tables = (compared, advice) if answer.advice else (compared,)
+    tables = (compared, advice) if answer.advice is not None else (compared,)
     return PageData(title=f"evenpack plan: {pool.samples.source}", summary=tuple(facts(answer)), tables=tables, runs=(run,))
 
 
@@ -196,15 +192,11 @@ def cells(figures: Figures, answer: Answer) -> tuple[str, ...]:
 
 def advice_lines(answer: Answer) -> list[str]:
     """Return which settings would gain, in sentences."""
-    if not answer.advice:
+    if answer.advice is None:
         return ["No other setting was tried."]
-    worth = [one for one in answer.advice if one.gain > WORTH]
-    if not worth:
-        tried = ", ".join(one.change for one in answer.advice)
-        return [f"No other setting gains more than {WORTH:.0%}; tried {tried}."]
-    lines = ["What would gain, in time per unit of work:"]
-    width = max(len(one.change) for one in worth)
-    return lines + [f"  {one.change.ljust(width)}  {-one.gain:+.1%}  {one.meaning}" for one in worth]
+    if not answer.advice:
+        return [f"No other setting gains more than {WORTH:.0%}."]
+    return ["What would gain, in time per unit of work:", *(f"  {-one.gain:+.1%}  {one.text}" for one in answer.advice)]
 
 
 def scaled(value: float, unit: str) -> str:

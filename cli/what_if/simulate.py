@@ -5,13 +5,16 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import numpy as np
 
+from ...integrations.megatron.next_fit import next_fit_planner
+from ...scheduler.advice import Advice, Situation, advise
+from ...scheduler.advice.what_if import Steps
+from ...scheduler.config import SchedulerConfig
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, planner_for
 from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints
 from ...scheduler.stats import StepStats, step_stats
 from .opponents.alone import packed_alone, padded_alone
 from .opponents.karmarkar_karp import karmarkar_karp_equal
-from .opponents.next_fit import next_fit
 from .pool import Pool
 
 Planner = Callable[..., StepPlan]
@@ -21,10 +24,12 @@ METHODS: dict[str, Planner] = {
     OURS: lambda table, **settings: planner_for(len(table))(table, **settings),
     "padded batches": padded_alone,
     "in-batch packing": packed_alone,
-    "next-fit (Megatron-Core)": next_fit,
+    "next-fit (Megatron-Core)": next_fit_planner,
     "Karmarkar-Karp (verl)": karmarkar_karp_equal,
 }
 NO_WAITS = np.zeros(0, np.int64)
+#: Settings that gain less are not worth a change.
+WORTH = 0.01
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,18 +89,20 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """All methods, and the first step of ours.
+    """All methods, and the steps as the first of them planned them.
 
     Attributes:
         figures: by name, in the order of the methods.
-        table: samples of the first step.
-        plan: our plan of it.
-        rows: `[B]`, their rows in the pool.
+        tables: samples of each step.
+        plans: their plans.
+        stats: figures of the plans.
+        rows: `[B]`, rows in the pool of the first step's samples.
     """
 
     figures: dict[str, Figures]
-    table: SampleTable
-    plan: StepPlan
+    tables: list[SampleTable]
+    plans: list[StepPlan]
+    stats: list[StepStats]
     rows: Ints
 
 
@@ -140,9 +147,11 @@ def simulate(
     seen: dict[str, list[tuple[StepStats, int, float]]] = {name: [] for name in methods}
     bounds: list[int] = []
     nbytes = 0
-    first: tuple[SampleTable, StepPlan, Ints] | None = None
+    tables: list[SampleTable] = []
+    plans: list[StepPlan] = []
     align = setting.config.align or 1
-    for number, rows in enumerate(draw_steps(len(pool), setting)):
+    drawn = list(draw_steps(len(pool), setting))
+    for number, rows in enumerate(drawn):
         table = pool.table(rows, num_ranks=setting.num_ranks, align=align)
         work = int(table.cost.sum())
         nbytes += int(table.nbytes.sum())
@@ -152,16 +161,30 @@ def simulate(
             seen[name].append((stats, plan.value, work / (setting.num_ranks * plan.value)))
             if len(bounds) == number:
                 bounds.append(plan.lower_bound)
-            first = first or (table, plan, rows)
+                tables.append(table)
+                plans.append(plan)
             progress(1)
-    assert first is not None, "a setting has at least one step"
     bound, mean_bytes = float(np.mean(bounds)), nbytes / setting.steps
     return Simulation(
         figures={name: _figures(name, steps, bound, mean_bytes) for name, steps in seen.items()},
-        table=first[0],
-        plan=first[1],
-        rows=first[2],
+        tables=tables,
+        plans=plans,
+        stats=[stats for stats, _, _ in next(iter(seen.values()))],
+        rows=drawn[0],
     )
+
+
+def advice_on(simulation: Simulation, setting: Setting, cp_size: int = 1) -> list[Advice]:
+    """Return the settings that would gain on the simulated steps, the best first, as for the steps of a run."""
+    planner = msgspec.structs.asdict(setting.config) | {"max_tokens": setting.config.max_tokens // cp_size}
+    steps = Steps(
+        tables=simulation.tables,
+        config=SchedulerConfig(**planner, samples_per_step=setting.samples_per_step),
+        num_ranks=setting.num_ranks,
+        cp_size=cp_size,
+        towers=setting.towers,
+    )
+    return advise(Situation(steps=steps, plans=simulation.plans, stats=simulation.stats), min_gain=WORTH)
 
 
 def _figures(name: str, steps: list[tuple[StepStats, int, float]], bound: float, nbytes: float) -> Figures:

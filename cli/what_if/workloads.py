@@ -146,8 +146,3 @@ WORKLOADS: dict[str, Callable[[Rng, int, int], Workload]] = {
     "image-text": image_text,
     "real documents": real,
 }
-
-
-def image_text_phases(rng: Rng, num_ranks: int, per_rank: int) -> Workload:
-    """`image_text` with one cost for the tower and one for the decoder."""
-    return image_text(rng, num_ranks, per_rank, phases=2)

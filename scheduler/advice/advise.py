@@ -155,7 +155,7 @@ def _heavy_samples(situation: Situation, now: float) -> Advice | None:
     if not named:
         return None
     text = (
-        f"{bound} of {len(steps.tables)} steps are bound by one sample, of up to {longest} tokens and {most:.1f} times a "
+        f"{bound} of {len(steps.tables)} steps are bound by one sample, of up to {longest} tokens and {most:.2f} times a "
         f"rank's mean load: {'; '.join(named)}"
     )
     return Advice(kind="heavy samples", text=text, gain=max(gain for gain, _ in gains))

@@ -75,7 +75,7 @@ def test_the_page_shows_the_figures(page):
         "Karmarkar-Karp (verl)",
         "next-fit (Megatron-Core)",
         "padded batches",
-        "--samples-per-step 16",
+        "Settings that would gain",
         "4 ranks x 8",
     ):
         assert shown in text

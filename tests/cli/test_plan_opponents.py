@@ -5,7 +5,6 @@ import heapq
 import numpy as np
 import pytest
 
-from evenpack.cli.what_if.opponents import OPPONENTS
 from evenpack.cli.what_if.opponents.alone import packed_alone, padded_alone, padded_batches
 from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal, partition
 from evenpack.cli.what_if.workloads import WORKLOADS
@@ -89,11 +88,3 @@ def test_packing_alone_moves_nothing_and_fits():
     assert plan.padded.max() <= workload.capacity
     loads = np.bincount(workload.table.home, workload.table.cost)
     assert plan.value == loads.max()
-
-
-@pytest.mark.parametrize("name", OPPONENTS)
-def test_every_opponent_places_every_sample(name):
-    workload = WORKLOADS["rl"](np.random.default_rng(2), 4, 10)
-    plan = OPPONENTS[name](workload.table, num_ranks=4, config=PlanConfig(max_tokens=workload.capacity))
-    placed = np.concatenate([plan.ids(r, m) for r in range(4) for m in range(plan.num_microbatches)])
-    assert sorted(placed.tolist()) == list(range(40))

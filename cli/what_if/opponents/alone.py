@@ -1,14 +1,28 @@
 """What every rank does for itself: padded batches, and packs of its own samples."""
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 
 from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
 from ....scheduler.plan.config import NO_TOWERS
 from .common import Pack, to_plan, weights
-from .first_fit import pack_decreasing
+
+
+def pack_decreasing(lengths: list[int], capacity: int) -> list[Pack]:
+    """Longest first, each into the first pack with room."""
+    packs: list[Pack] = []
+    room = np.zeros(len(lengths), np.int64)
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fits = np.flatnonzero(room[: len(packs)] >= lengths[index])
+        if len(fits):
+            chosen = int(fits[0])
+        else:
+            chosen = len(packs)
+            packs.append([])
+            room[chosen] = capacity
+        packs[chosen].append(index)
+        room[chosen] -= lengths[index]
+    return packs
 
 
 def own_samples(table: SampleTable, num_ranks: int) -> list[list[int]]:
@@ -73,7 +87,3 @@ def padded_table(table: SampleTable, ranks: list[list[Pack]]) -> SampleTable:
             # The last phase is the decoder; images are not padded.
             cost[batch, -1] = cost[longest, -1]
     return msgspec.structs.replace(table, padded=padded, cost=cost.reshape(table.cost.shape))
-
-
-#: Name to planner, of what needs no word between ranks.
-ALONE: dict[str, Callable[..., StepPlan]] = {"padded batches": padded_alone, "in-batch packing": packed_alone}

@@ -28,21 +28,3 @@ def to_plan(
             rank[pack], microbatch[pack] = r, m
     fixed = msgspec.structs.replace(config, num_microbatches=count)
     return plan_fixed(table, rank, microbatch, num_ranks=num_ranks, config=fixed, towers=towers, enforce=False)
-
-
-def overflow(plan: StepPlan, capacity: int) -> float:
-    """How far the fullest pack lies above the capacity: 0.1 is 10%."""
-    return max(int(plan.padded.max()) / capacity - 1, 0.0)
-
-
-def split_to_multiple(packs: list[Pack], multiple: int) -> list[Pack]:
-    """Make the number of packs a multiple by moving last samples of the packs with most samples into packs of their own."""
-    target = -(-max(len(packs), 1) // multiple) * multiple
-    packs = [list(pack) for pack in packs]
-    while len(packs) < target:
-        donor = max(range(len(packs)), key=lambda k: len(packs[k]), default=-1)
-        if donor < 0 or len(packs[donor]) < 2:
-            packs.append([])
-        else:
-            packs.append([packs[donor].pop()])
-    return packs

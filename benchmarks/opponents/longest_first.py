@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
-from ....scheduler.plan.config import NO_TOWERS
-from .common import Pack, to_plan, weights
-from .next_fit import pack
+from evenpack.cli.what_if.opponents.common import Pack, to_plan, weights
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from evenpack.scheduler.plan.config import NO_TOWERS
+
+from .common import pack_in_order
 
 SOFT_CAPACITY = 1.2
 MOST_SWAPS = 20
@@ -23,7 +24,7 @@ def longest_first_swaps(
     own = []
     for r in range(num_ranks):
         mine = np.flatnonzero(table.home == r).tolist()
-        own.append([[mine[j] for j in entry] for entry in pack([tokens[i] for i in mine], config.max_tokens)])
+        own.append([[mine[j] for j in entry] for entry in pack_in_order([tokens[i] for i in mine], config.max_tokens)])
     count = max(len(packs) for packs in own)
     ranks: list[list[Pack]] = [[] for _ in range(num_ranks)]
     history = [0] * num_ranks

@@ -2,27 +2,13 @@
 
 import numpy as np
 
-from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
-from ....scheduler.plan.config import NO_TOWERS
-from .common import Pack, split_to_multiple, to_plan, weights
-from .karmarkar_karp import partition
+from evenpack.cli.what_if.opponents.alone import pack_decreasing
+from evenpack.cli.what_if.opponents.common import Pack, to_plan, weights
+from evenpack.cli.what_if.opponents.karmarkar_karp import partition
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
+from evenpack.scheduler.plan.config import NO_TOWERS
 
-
-def pack_decreasing(lengths: list[int], capacity: int) -> list[Pack]:
-    """Longest first, each into the first pack with room."""
-    packs: list[Pack] = []
-    room = np.zeros(len(lengths), np.int64)
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        fits = np.flatnonzero(room[: len(packs)] >= lengths[index])
-        if len(fits):
-            chosen = int(fits[0])
-        else:
-            chosen = len(packs)
-            packs.append([])
-            room[chosen] = capacity
-        packs[chosen].append(index)
-        room[chosen] -= lengths[index]
-    return packs
+from .common import split_to_multiple
 
 
 def first_fit_decreasing(
