@@ -42,7 +42,7 @@ def as_source(source: Any) -> Source:
     and other iterables (which are read again from the start).
 
     Raises:
-        TypeError: no iterable.
+        TypeError: no iterable, or a loader that `accelerator.prepare` returned.
 
     Example:
         >>> type(as_source([1, 2])).__name__
@@ -53,6 +53,12 @@ def as_source(source: Any) -> Source:
     from .huggingface import HuggingFaceSource
     from .loader import LoaderSource
 
+    if type(source).__module__ == "accelerate.data_loader":  # its `__class__` says DataLoader
+        raise TypeError(
+            f"a {type(source).__name__} of accelerate repeats samples, moves them to the device and talks to other ranks while it "
+            "reads: leave the loader out of accelerator.prepare, and shard it with DistributedSampler(dataset, "
+            "accelerator.num_processes, accelerator.process_index)"
+        )
     if hasattr(source, "save_state_rank") and hasattr(source, "restore_state_rank"):
         return EnergonSource(source)
     if type(source).__module__.partition(".")[0] == "datasets" and hasattr(source, "load_state_dict"):

@@ -159,6 +159,18 @@ class Ragged(torch.utils.data.Dataset):
         return {"input_ids": [0] * (3 + index) if self.as_list else torch.arange(3 + index)}
 
 
+def test_a_loader_that_accelerate_prepared_is_refused():
+    """It repeats samples and talks to other ranks while it reads; without `state_dict` of its own it failed with `dl_state_dict`."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = DataLoader(range(8), batch_size=2, collate_fn=list)
+    prepared = accelerator.prepare(loader)
+    for one in (prepared, accelerator.skip_first_batches(prepared, 1)):
+        with pytest.raises(TypeError, match=r"DataLoader\w* of accelerate .*leave the loader out.*DistributedSampler"):
+            as_source(one)
+    assert type(as_source(loader)) is LoaderSource
+
+
 def test_a_map_style_dataset_without_a_loader_is_refused():
     with pytest.raises(TypeError, match=r"map-style dataset Ragged: wrap it, DataLoader\(dataset, batch_size=None"):
         as_source(Ragged())
