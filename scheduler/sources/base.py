@@ -55,8 +55,8 @@ def as_source(source: Any) -> Source:
 
     if type(source).__module__ == "accelerate.data_loader":  # its `__class__` says DataLoader
         raise TypeError(
-            f"a {type(source).__name__} of accelerate repeats samples, moves them to the device and talks to other ranks while it "
-            "reads: leave the loader out of accelerator.prepare, and shard it with DistributedSampler(dataset, "
+            f"a {type(source).__name__} of accelerate repeats samples, moves them to the device and talks to other ranks while "
+            "it reads: leave the loader out of accelerator.prepare, and shard it with DistributedSampler(dataset, "
             "accelerator.num_processes, accelerator.process_index)"
         )
     if hasattr(source, "save_state_rank") and hasattr(source, "restore_state_rank"):

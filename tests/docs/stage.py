@@ -5,6 +5,7 @@ import copy
 import functools
 import io
 import multiprocessing
+import os
 import random
 import sys
 import tarfile
@@ -98,6 +99,7 @@ def namespace(page: str, rank: int, num_ranks: int) -> dict[str, Any]:
 
     # The processes of run_ranks are daemons, which may not start the workers of a loader.
     multiprocessing.current_process()._config["daemon"] = False
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # otherwise it sees no other ranks here
     _shorten(TrainingArguments)
     names = shared()
     model, processor, samples = names["model"], names["processor"], [dict(sample) for sample in names["samples"]]
@@ -107,7 +109,8 @@ def namespace(page: str, rank: int, num_ranks: int) -> dict[str, Any]:
         torch=torch, dist=dist, DistributedDataParallel=DistributedDataParallel, DataLoader=DataLoader, rank=rank,
         num_ranks=num_ranks, num_epochs=2, device=torch.device("cpu"),
         tokenizer=processor.tokenizer, adapter=adapter_for(model.config),
-        samples=samples[rank::num_ranks], rows=rows(), SampleEncoder=SampleEncoder, adapter_for=adapter_for,
+        samples=samples[rank::num_ranks], dataset=samples, DistributedSampler=DistributedSampler, rows=rows(),
+        SampleEncoder=SampleEncoder, adapter_for=adapter_for,
         prepare_model=prepare_model, pack_samples=pack_samples, PackingScheduler=PackingScheduler, ProcessGroups=ProcessGroups,
         SchedulerConfig=SchedulerConfig, CostModel=CostModel, optimizer=CountingSGD(model.parameters(), lr=0.01),
         config=SchedulerConfig(max_tokens=1024, samples_per_step=8), example=chats()[1],

@@ -160,7 +160,7 @@ class Ragged(torch.utils.data.Dataset):
 
 
 def test_a_loader_that_accelerate_prepared_is_refused():
-    """It repeats samples and talks to other ranks while it reads; without `state_dict` of its own it failed with `dl_state_dict`."""
+    """It repeats samples and talks to other ranks while it reads; it used to fail on a missing `dl_state_dict`."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     loader = DataLoader(range(8), batch_size=2, collate_fn=list)
