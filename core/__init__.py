@@ -23,6 +23,7 @@ from .errors import (
     UnsafeModelError,
 )
 from .fields import Field, FieldSet
+from .rounding import round_up
 from .sample import TYPE_CODES, Sample, SampleLayout
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "SpelledMediaTokenError",
     "UndeclaredFieldError",
     "UnsafeModelError",
+    "round_up",
 ]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
-from ..core import CorruptBlockError, Sample, SampleLayout
+from ..core import CorruptBlockError, Sample, SampleLayout, round_up
 from ..core.fields import TENSOR_DTYPES, dtype_name, dtype_of
 
 WIRE_VERSION = 2
@@ -93,7 +93,12 @@ class Block(msgspec.Struct, frozen=True):
         sizes = [value.numel() * value.element_size() for _, value in tensors]
         direct = all(_lies_plain(value) for _, value in tensors)
         parts = [(value, size) for (_, value), size in zip(tensors, sizes, strict=True)] if direct else []
-        return cls(sample, header, _PREFIX.size + aligned(len(header)) + sum(map(aligned, sizes)), tuple(parts))
+        return cls(
+            sample,
+            header,
+            _PREFIX.size + round_up(len(header), ALIGN) + sum(round_up(size, ALIGN) for size in sizes),
+            tuple(parts),
+        )
 
     def write(self, out: np.ndarray, address: int | None = None, *, row: int, digest: int) -> None:
         """Write the block into uint8 `[nbytes]`, which starts at a multiple of 16 bytes of its buffer.
@@ -111,7 +116,7 @@ class Block(msgspec.Struct, frozen=True):
         memory = out.data
         _PREFIX.pack_into(memory, 0, _MAGIC, WIRE_VERSION, flags, size, row, self.nbytes, digest, 0, 0)
         memory[_PREFIX.size : _PREFIX.size + size] = self.header
-        at = _PREFIX.size + aligned(size)
+        at = _PREFIX.size + round_up(size, ALIGN)
         memory[_PREFIX.size + size : at] = _ZEROS[: at - _PREFIX.size - size]
         for piece, length in self.parts or self._pieces():
             # Where a tensor lies is asked only now: to send one to another process, torch moves it.
@@ -181,16 +186,6 @@ def block_checksum(block: memoryview) -> int:
     return xxhash.xxh3_64_intdigest(block[_SUM_END:], seed=xxhash.xxh3_64_intdigest(block[:_SUM]))
 
 
-def aligned(num_bytes: int) -> int:
-    """Round a size up to the alignment of blocks.
-
-    Example:
-        >>> aligned(17)
-        32
-    """
-    return num_bytes + (-num_bytes & (ALIGN - 1))
-
-
 def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | None) -> Sample:
     """Check and parse one block, given as an array and as a view of the same bytes."""
     found_size = len(memory)
@@ -220,7 +215,7 @@ def _parse(raw: np.ndarray, size: int, encoded: memoryview, shifted: bool) -> Sa
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptBlockError(f"block header cannot be read: {error}") from None
     values: dict[str, Any] = {}
-    at = _PREFIX.size + aligned(len(encoded))
+    at = _PREFIX.size + round_up(len(encoded), ALIGN)
     for name, code, shape in header.tensors:
         values[name], at = _tensor(raw, size, at, name, code, shape)
     if at != size:
@@ -237,7 +232,7 @@ def _tensor(raw: np.ndarray, size: int, at: int, name: str, code: int, shape: tu
         raise CorruptBlockError(f"block field {name!r} has dtype code {code} and shape {shape}")
     dtype, itemsize, in_numpy = _DTYPES[code - 1]
     nbytes = count * itemsize  # Python integers: no overflow
-    end = at + nbytes + (-nbytes & (ALIGN - 1))
+    end = at + round_up(nbytes, ALIGN)
     if end > size:
         raise CorruptBlockError(f"block field {name!r} of {nbytes} bytes at {at} ends beyond the block's {size}")
     if count == 0:

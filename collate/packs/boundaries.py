@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...core import OversizeSampleError
+from ...core import OversizeSampleError, round_up
 
 
 class Boundaries:
@@ -43,9 +43,9 @@ class Boundaries:
         pack_align = max(align, pack_align)
         self.num_samples = len(lengths)
         real = np.array(lengths, np.int64)
-        padded = real if align == 1 else -(-real // align) * align
+        padded = real if align == 1 else round_up(real, align)
         used = int(padded.sum())
-        total = -(-used // pack_align) * pack_align if pad_to is None else pad_to
+        total = round_up(used, pack_align) if pad_to is None else pad_to
         if total % pack_align:
             raise ValueError(f"pad_to must be a multiple of {pack_align}, got {pad_to}")
         if used > total:

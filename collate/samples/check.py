@@ -42,6 +42,8 @@ def check_rank(value: torch.Tensor, field: Field, where: str) -> None:
         FieldShapeError: a tensor that does not fit; both shapes are named.
     """
     packed = field.kind != "sample"
+    if field.shape == () and value.ndim == packed:
+        return  # most fields of most samples
     if field.shape is None:
         wanted: list[int | None] | None = None
         fits = not packed or value.ndim > field.axis

@@ -14,7 +14,6 @@ from ...models.layout.sample_layout import sample_layout
 from ..packs.targets import IGNORED
 from .check import check_finite, check_ids, check_labels, check_names, check_rank, check_token_lengths, item_counts, item_grids
 from .convert import convert
-from .plain import plain_sample
 from .trim import is_megatron, mask_span, megatron_names, megatron_span, refuse_padded, trim
 
 TYPES = "mm_token_type_ids"
@@ -54,12 +53,6 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
     """
     if not isinstance(raw, Mapping):
         raise FieldShapeError(f"{where}: a sample must be a mapping of named values, got {type(raw).__name__}")
-    plain = plain_sample(raw, adapter)
-    return _prepared(raw, adapter, where) if plain is None else plain
-
-
-def _prepared(raw: Mapping[str, Any], adapter: ModelAdapter, where: str) -> Sample:
-    """See `prepare_sample`: any sample, step by step."""
     given = {name: value for name, value in raw.items() if value is not None}
     shifted = is_megatron(given)
     mask = None if "attention_mask" in adapter.fields else given.pop("attention_mask", None)

@@ -1,24 +1,15 @@
-"""Micro-batches as one run of bytes: a msgpack header, then the bytes of every tensor, each at a multiple of 16."""
+"""Micro-batches as one block of bytes, written and checked like the blocks in which samples move (`scheduler.blocks`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
-from ...core.fields import dtype_name, dtype_of
+from ...core import Sample, SampleLayout
+from ...scheduler.blocks import Block, read_block, write_blocks
 
-_ALIGN = 16
-
-
-class _Header(msgspec.Struct, array_like=True, frozen=True):
-    facts: dict[str, Any]
-    tensors: list[tuple[str, tuple[int, ...]]]
-    batches: list[dict[str, tuple[bool, Any]]]
-
-
-_DECODER = msgspec.msgpack.Decoder(_Header)
+_HEADER = "header"
 
 
 def encode(facts: Mapping[str, Any], batches: Sequence[Mapping[str, Any]]) -> torch.Tensor:
@@ -46,37 +37,23 @@ def encode(facts: Mapping[str, Any], batches: Sequence[Mapping[str, Any]]) -> to
         return True, numbers[id(value)]
 
     placed_batches = [{name: placed(value) for name, value in batch.items()} for batch in batches]
-    kinds = [(dtype_name(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
-    header = msgspec.msgpack.encode(_Header(dict(facts), kinds, placed_batches))
-    sizes = [len(header), *(tensor.numel() * tensor.element_size() for tensor in tensors)]
-    out = torch.zeros(_ALIGN + sum(map(_aligned, sizes)), dtype=torch.uint8)
-    raw = out.numpy()
-    raw[:8].view(np.int64)[0] = len(header)
-    raw[_ALIGN : _ALIGN + len(header)] = np.frombuffer(header, np.uint8)
-    at = _ALIGN + _aligned(len(header))
-    for tensor, size in zip(tensors, sizes[1:], strict=True):
-        if size:
-            out[at : at + size] = tensor.reshape(-1).view(torch.uint8)
-        at += _aligned(size)
+    header = bytearray(msgspec.msgpack.encode((dict(facts), placed_batches)))
+    values = {_HEADER: torch.frombuffer(header, dtype=torch.uint8), **{str(n): tensor for n, tensor in enumerate(tensors)}}
+    block = Block.of(Sample(values=values, layout=SampleLayout.text(0)))
+    out = torch.empty(block.nbytes, dtype=torch.uint8)
+    write_blocks(out, [block], [0], 0)
     return out
 
 
 def decode(data: torch.Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what `encode` wrote; the tensors are views of `data`."""
-    length = int(data[:8].view(torch.int64)[0])
-    header = _DECODER.decode(data[_ALIGN : _ALIGN + length].numpy().data)
-    at = _ALIGN + _aligned(length)
-    tensors = []
-    for name, shape in header.tensors:
-        dtype = dtype_of(name)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        tensors.append(data[at : at + size].view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype))
-        at += _aligned(size)
-    batches = [
-        {name: tensors[value] if is_tensor else value for name, (is_tensor, value) in entry.items()} for entry in header.batches
+    """Return what `encode` wrote; the tensors are views of `data`.
+
+    Raises:
+        CorruptBlockError: other bytes, or changed ones.
+    """
+    sample = read_block(data)
+    facts, batches = msgspec.msgpack.decode(sample.tensor(_HEADER).numpy().data)
+    return facts, [
+        {name: sample.values[str(value)] if is_tensor else value for name, (is_tensor, value) in entry.items()}
+        for entry in batches
     ]
-    return header.facts, batches
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN

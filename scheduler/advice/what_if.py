@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...core import round_up
 from ..config import SchedulerConfig
 from ..outliers import waiting_outliers
 from ..plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
@@ -83,7 +84,7 @@ def with_context_parallelism(steps: Steps) -> float | None:
     align = config.segment_align(cp_size)
     pairs = []
     for table in steps.tables:
-        halved = msgspec.structs.replace(table, home=table.home // 2, padded=-(-table.tokens // align) * align)
+        halved = msgspec.structs.replace(table, home=table.home // 2, padded=round_up(table.tokens, align))
         plan = plan_step(halved, num_ranks=steps.num_ranks // 2, config=config, towers=steps.towers, cp_size=cp_size)
         pairs.append((halved, plan))
     return _ratio(pairs) / 2

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...core import round_up
 from ..plan import SampleTable, StepPlan
 from ..plan.fixed import plan_fixed
 from ..plan.table import Ints
@@ -124,7 +125,7 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tru
         columns = [_unpack(column) for column in record.cost]
         return SampleTable(
             tokens=tokens,
-            padded=-(-tokens // align) * align,
+            padded=round_up(tokens, align),
             nbytes=_unpack(record.nbytes),
             home=np.repeat(np.arange(record.home[2]), _unpack(record.home)),
             media=_unpack(record.media),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core import round_up
 from .arena import NUM_SECTIONS, Arena, PeerArena
 
 #: What a note says: number of the section, turn, where the bytes start, and whether they may be looked at for long.
@@ -63,7 +64,7 @@ class NodeMemory:
         for rank, size in sizes.items():
             if keys[rank] not in placed:
                 placed[keys[rank]] = at
-                at += -(-size // _ALIGN) * _ALIGN
+                at += round_up(size, _ALIGN)
         self._chosen = next(section for section in range(NUM_SECTIONS) if self._is_free(section))
         self._starts = {rank: placed[keys[rank]] for rank in sizes}
         memory = self._arena.take(self._chosen, at)
