@@ -14,7 +14,7 @@ from evenpack.scheduler import SchedulerConfig
 
 from .helpers import Samples, megatron_sample, on_ranks, own_sample, packs_of, place, settings, wrap
 
-METADATA = {"cu_seqlens", "cu_seqlens_padded", "max_seqlen", "padding_mask", "position_ids", "sample_ids"}
+METADATA = {"cu_seqlens", "cu_seqlens_padded", "max_seqlen", "padding_mask", "num_spelled", "position_ids", "sample_ids"}
 FIRST, LAST = {"tokens"}, {"labels", "loss_mask"}
 
 
