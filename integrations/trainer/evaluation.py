@@ -1,5 +1,6 @@
 """Evaluation on packs: every sample once, on whichever rank, and predictions in the dataset's order."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,11 +52,11 @@ class Totals:
             self.labels += [to_numpy(value) for value in step.return_home(labels)]
 
     def loss(self) -> float:
-        """Return the loss over every rank's samples; collective."""
+        """Return the loss over every rank's samples, nan where no label counts; collective."""
         total = self._loss.clone()
         if dist.is_initialized():
             dist.all_reduce(total)
-        return float(total) / self._divisor if self._divisor else 0.0
+        return float(total) / self._divisor if self._divisor else math.nan
 
 
 def unshifted(labels: torch.Tensor) -> torch.Tensor:

@@ -92,6 +92,17 @@ def test_evaluation_during_training(tmp_path):
         assert sum("eval_loss" in line for line in often) == 3  # the one before the training is forgotten by it
 
 
+def test_the_loss_of_no_label_is_no_number(tmp_path):
+    """On every rank; 0.0 would look like the best model there is."""
+    rows = [{**sample, "labels": torch.full_like(sample["labels"], -100)} for sample in samples(3)]
+
+    def fn(rank, num_ranks):
+        trainer, _ = packed_trainer(model_of(), arguments(tmp_path), eval_dataset=rows)
+        return trainer.evaluate()["eval_loss"]
+
+    assert np.isnan(run_ranks(fn, 2, backend="gloo")).all()
+
+
 def test_values_of_a_metric():
     logits = torch.arange(6.0).reshape(3, 2)
     assert torch.equal(reduced(logits, torch.tensor([1, 2, 3]), None), logits)

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 
 import pytest
+import torch
 
 from evenpack.integrations.trainer.checkpoint import load_state
 from evenpack.integrations.trainer.source import OwnStream, Reading, SharedDataset, SharedStream, source_of
@@ -70,6 +71,23 @@ def run_tokens():
     third = SharedDataset(lengths, Reading(seed=5))
     third.load_state_dict({"epoch": 2, "skipped": 0, "count": 0})
     return 2 * sum(lengths) + sum(list(third)[:36])
+
+
+def test_the_log_says_that_weights_of_other_names_were_loaded(tmp_path, caplog):
+    """Behind the keys that transformers lists as missing: as a warning, because that is how they are listed."""
+    saved, model = model_of(), model_of()
+    args = arguments(tmp_path, save_strategy="steps", save_steps=1, max_steps=1)
+    packed_trainer(saved, args, train_dataset=samples(6))[0].train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    trainer, _ = packed_trainer(model, args, train_dataset=samples(6))
+    trainer._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("missing keys in the checkpoint" in text for text in texts[:-1])
+    assert texts[-1].startswith("All weights of Qwen2_5_VLForConditionalGeneration were loaded from")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, saved.state_dict()[name]), name
 
 
 def test_checkpoint_of_another_trainer_is_refused(tmp_path):
