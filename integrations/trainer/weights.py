@@ -13,8 +13,8 @@ def restore_weights(model: Any, folder: str | Path) -> None:
     """Load a checkpoint's weights where they carry other names than the model's.
 
     `save_pretrained` writes the names of the released checkpoints, which for some vision-language models are not those of the
-    modules. The Trainer loads by the modules' names, warns of all that is missing, and goes on with the weights as they were. A line
-    behind that warning, at its level, says that the weights are there.
+    modules. The Trainer loads by the modules' names, warns of all that is missing, and goes on with the weights as they were.
+    A line of the log behind that warning, at its level, says that the weights are there.
 
     Args:
         model: model of the Trainer; PEFT's adapters and models that are no `transformers` model keep their names.
@@ -39,8 +39,8 @@ def restore_weights(model: Any, folder: str | Path) -> None:
         raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {sorted(info['missing_keys'])}")
     model.load_state_dict(loaded.state_dict())
     logger.warning(
-        "All weights of %s were loaded from %s. The missing and unexpected keys that transformers may have listed above are the "
-        "released checkpoint's names of the same weights.",
+        "All weights of %s were loaded from %s. The missing and unexpected keys that transformers may have listed above are "
+        "the released checkpoint's names of the same weights.",
         type(model).__name__,
         folder,
     )
