@@ -1,14 +1,13 @@
 """The forward contract: which of a pack's tensors a model is called with."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
+from .megatron import packed_seq_params
 from .model_check import MASK, accepted_arguments, check_batch, is_megatron_module
-
-if TYPE_CHECKING:
-    from .batch import PackedBatch
+from .row import Row
 
 Stage = Literal["first", "middle", "last"]
 TYPES = "mm_token_type_ids"
@@ -25,7 +24,7 @@ BOUNDARIES = (
 )
 
 
-def forward_kwargs(batch: "PackedBatch", model: nn.Module, stage: Stage | None) -> dict[str, Any]:
+def forward_kwargs(batch: Row, model: nn.Module, stage: Stage | None) -> dict[str, Any]:
     """Return the arguments of a model's forward pass; see `PackedBatch.forward_kwargs`."""
     if stage not in (None, *get_args(Stage)):
         raise ValueError(f"stage must be None or one of {get_args(Stage)}, got {stage!r}")
@@ -37,7 +36,7 @@ def forward_kwargs(batch: "PackedBatch", model: nn.Module, stage: Stage | None) 
     return {name: value for name, value in (offered | staged(batch, *place)).items() if name in names}
 
 
-def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
+def transformers_arguments(batch: Row) -> dict[str, Any]:
     """Return what a transformers model may get: varlen attention over padded boundaries, and no cache.
 
     `labels` and `shift_labels` stay out: under the first name the model would shift once more.
@@ -45,7 +44,7 @@ def transformers_arguments(batch: "PackedBatch") -> dict[str, Any]:
     return {**common_arguments(batch), **varlen_arguments(batch)}
 
 
-def other_arguments(batch: "PackedBatch", inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
+def other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
     """Return what another model may get: the pack's attributes under their own names.
 
     `labels` are given only where the name means shifted ones: to Megatron-Core's modules, and where the adapter says so.
@@ -53,13 +52,13 @@ def other_arguments(batch: "PackedBatch", inner: nn.Module, names: frozenset[str
     offered = {**common_arguments(batch), **varlen_arguments(batch), **{name: getattr(batch, name) for name in BOUNDARIES}}
     offered |= {"shift_labels": batch.labels, "loss_mask": batch.loss_mask}
     if "packed_seq_params" in names:
-        offered["packed_seq_params"] = batch.packed_seq_params()
+        offered["packed_seq_params"] = packed_seq_params(batch, "real", {})
     if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:
         offered["labels"] = batch.labels
     return offered
 
 
-def varlen_arguments(batch: "PackedBatch") -> dict[str, Any]:
+def varlen_arguments(batch: Row) -> dict[str, Any]:
     """Return the attention arguments of transformers.
 
     Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
@@ -73,7 +72,7 @@ def varlen_arguments(batch: "PackedBatch") -> dict[str, Any]:
     }
 
 
-def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
+def common_arguments(batch: Row) -> dict[str, Any]:
     """Return the arguments under names that mean the same everywhere."""
     further = {**batch.media, **batch.token_fields, **batch.sample_fields}
     types = {TYPES: batch.mm_token_type_ids} if TYPES in batch.adapter.fields else {}
@@ -89,7 +88,7 @@ def common_arguments(batch: "PackedBatch") -> dict[str, Any]:
     }
 
 
-def staged(batch: "PackedBatch", is_first: bool, is_last: bool) -> dict[str, Any]:
+def staged(batch: Row, is_first: bool, is_last: bool) -> dict[str, Any]:
     """Return the arguments that a pipeline stage does without, as None.
 
     Rows of pixels go to the first stage, targets to the last. Grids, ids, positions and boundaries go to every stage:

@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-if TYPE_CHECKING:
-    from .batch import PackedBatch
+from .row import Row
 
 Valid = Literal["real", "padded"]
 
 
-def packed_seq_params(batch: "PackedBatch", valid: Valid, further: Mapping[str, Any]) -> Any:
+def packed_seq_params(batch: Row, valid: Valid, further: Mapping[str, Any]) -> Any:
     """Return `PackedSeqParams` of a pack; see `PackedBatch.packed_seq_params`.
 
     Boundaries and lengths are those of the whole row, in a context-parallel shard too: Transformer Engine divides them.
@@ -22,7 +21,7 @@ def packed_seq_params(batch: "PackedBatch", valid: Valid, further: Mapping[str, 
     return PackedSeqParams(**{name: value for name, value in values.items() if name in known})
 
 
-def thd_arguments(batch: "PackedBatch", valid: Valid) -> dict[str, Any]:
+def thd_arguments(batch: Row, valid: Valid) -> dict[str, Any]:
     """Return every field of `PackedSeqParams` that a pack determines, of any version.
 
     `total_tokens` is left out: from it the class would derive `seq_idx` with device operations that wait for the host.

@@ -1,6 +1,6 @@
 """Whether a model may be called with packs of a family; the answer is kept, because looking through a model takes long."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -11,9 +11,7 @@ from ...models.registry import check_config
 from ...models.setup.forward import forward_arguments
 from ...models.setup.prepare import check_model
 from ...models.setup.unwrap import is_transformers_model
-
-if TYPE_CHECKING:
-    from .batch import PackedBatch
+from .row import Row
 
 MASK = "media_token_validity_mask"
 #: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
@@ -72,7 +70,7 @@ def check_structure(inner: Any, names: frozenset[str], *, is_megatron: bool) -> 
         raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")
 
 
-def check_batch(batch: "PackedBatch", inner: nn.Module, names: frozenset[str]) -> None:
+def check_batch(batch: Row, inner: nn.Module, names: frozenset[str]) -> None:
     """Check that a model can be told what is special about one pack.
 
     Raises:

@@ -1,17 +1,16 @@
-"""Context parallelism: which slots of a row a rank computes, and the pack cut to them."""
+"""Context parallelism: which slots of a row a rank computes, the pack cut to them, and results put together again."""
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import torch
 
 from ...core import TYPE_CODES
-
-if TYPE_CHECKING:
-    from .batch import PackedBatch
+from .boundaries import Boundaries
+from .row import AnyRow, Row
 
 
 def cp_slots(cu_padded: np.ndarray, cp_rank: int, cp_size: int) -> np.ndarray:
@@ -55,7 +54,7 @@ def cp_slots(cu_padded: np.ndarray, cp_rank: int, cp_size: int) -> np.ndarray:
     return slots
 
 
-def shard_pack(batch: "PackedBatch", cp_rank: int, cp_size: int, slicing: str) -> "PackedBatch":
+def shard_pack(batch: AnyRow, cp_rank: int, cp_size: int, slicing: str) -> AnyRow:
     """Return the part of a whole pack that a context-parallel rank computes; see `PackedBatch.shard`."""
     if batch.cp_size != 1:
         raise ValueError(f"this is already shard {batch.cp_rank} of {batch.cp_size}")
@@ -71,7 +70,7 @@ def shard_pack(batch: "PackedBatch", cp_rank: int, cp_size: int, slicing: str) -
     return msgspec.structs.replace(whole, token_fields=further, **cut)
 
 
-def partition(batch: "PackedBatch", cp_rank: int, cp_size: int) -> torch.Tensor:
+def partition(batch: Row, cp_rank: int, cp_size: int) -> torch.Tensor:
     """Return the rank's slots, int64 [T / cp_size], on the pack's device; from Transformer Engine where it can say."""
     slots = cp_slots(batch.bounds.cu_padded, cp_rank, cp_size)
     device = batch.input_ids.device
@@ -80,7 +79,7 @@ def partition(batch: "PackedBatch", cp_rank: int, cp_size: int) -> torch.Tensor:
     return torch.from_numpy(slots).to(device, non_blocking=True)
 
 
-def engine_slots(batch: "PackedBatch", cp_rank: int, cp_size: int) -> torch.Tensor:
+def engine_slots(batch: Row, cp_rank: int, cp_size: int) -> torch.Tensor:
     """Return the rank's slots as Transformer Engine's kernel gives them; it checks nothing, so `cp_slots` goes first."""
     importlib.import_module("transformer_engine")  # loads the library that the extension links to
     tex = importlib.import_module("transformer_engine_torch")
@@ -88,7 +87,7 @@ def engine_slots(batch: "PackedBatch", cp_rank: int, cp_size: int) -> torch.Tens
     return slots.to(torch.int64)
 
 
-def feature_index(batch: "PackedBatch") -> torch.Tensor:
+def feature_index(batch: Row) -> torch.Tensor:
     """Return which feature each anchor of a whole row takes, int64 [1, T], counted within its modality; -1 elsewhere.
 
     Example:
@@ -99,3 +98,51 @@ def feature_index(batch: "PackedBatch") -> torch.Tensor:
         anchors = batch.media_token_validity_mask & (batch.mm_token_type_ids == TYPE_CODES[name])
         index = torch.where(anchors, anchors.cumsum(dim=1) - 1, index)
     return index
+
+
+def unpack_tokens(values: torch.Tensor, bounds: Boundaries, num_samples: int, axis: int | None) -> list[torch.Tensor]:
+    """Return one view per sample of a tensor with one axis of T entries; see `PackedBatch.unpack`."""
+    axis = token_axis(values, bounds.total) if axis is None else axis % values.ndim
+    if values.shape[axis] != bounds.total:
+        raise ValueError(f"axis {axis} has {values.shape[axis]} entries, the pack has {bounds.total}")
+    if axis and values.shape[axis - 1] == 1:
+        values, axis = values.squeeze(axis - 1), axis - 1
+    starts, lengths = bounds.cu_padded[:num_samples].tolist(), bounds.lengths[:num_samples].tolist()
+    return [values.narrow(axis, start, length) for start, length in zip(starts, lengths, strict=True)]
+
+
+def token_axis(values: torch.Tensor, total: int) -> int:
+    """Return the axis of tokens of `[1, T, ...]`, `[..., 1, T]`, `[T, ...]` or `[..., T]`, looked for in that order.
+
+    Raises:
+        ValueError: none of the four; a shard's results are shorter than the pack.
+    """
+    shape = tuple(values.shape)
+    if shape[:2] == (1, total):
+        return 1
+    if shape[-2:] == (1, total):  # positions [3, 1, T], also where T is 3
+        return len(shape) - 1
+    if shape[:1] == (total,):
+        return 0
+    if shape[-1:] == (total,):
+        return len(shape) - 1
+    raise ValueError(f"no axis of {total} tokens in a tensor of shape {list(shape)}; put the results of shards together first")
+
+
+def unshard_tokens(parts: Sequence[torch.Tensor], bounds: Boundaries, axis: int) -> torch.Tensor:
+    """Return the row whose context-parallel shards are given, in rank order.
+
+    Args:
+        parts: one per context-parallel rank, T / c entries along `axis`.
+        bounds: boundaries of the whole row.
+        axis: the axis of tokens.
+
+    Raises:
+        ValueError: parts that do not make a row of T entries.
+    """
+    size = sum(part.shape[axis] for part in parts)
+    if size != bounds.total:
+        raise ValueError(f"{len(parts)} shards have {size} entries along axis {axis}, the pack has {bounds.total}")
+    joined = torch.cat(list(parts), dim=axis)
+    slots = [torch.from_numpy(cp_slots(bounds.cu_padded, rank, len(parts))) for rank in range(len(parts))]
+    return torch.empty_like(joined).index_copy_(axis, torch.cat(slots).to(joined.device), joined)

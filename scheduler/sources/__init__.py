@@ -1,6 +1,7 @@
 """Where samples come from, and how a source says where it stands."""
 
-from .base import Source, as_source
+from .adapt import as_source
+from .base import Source
 from .counting import CountingSource, IteratorSource
 from .energon import EnergonSource
 from .huggingface import HuggingFaceSource
