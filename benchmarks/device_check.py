@@ -23,10 +23,10 @@ from benchmarks.exchange import picture_samples
 from evenpack.collate import cp_slots, pack_samples
 from evenpack.models import adapter_for, prepare_model
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
-from evenpack.scheduler.channel import open_channel
+from evenpack.scheduler.comm.channel import open_channel
+from evenpack.scheduler.comm.transports import DeviceTransport, fixed_peers
+from evenpack.scheduler.comm.transports.backends import open_nccl
 from evenpack.scheduler.testing import run_ranks
-from evenpack.scheduler.transports import DeviceTransport, fixed_peers
-from evenpack.scheduler.transports.backends import open_nccl
 
 ADAPTER = adapter_for("qwen2_5_vl")
 #: A check returns whether it passed (None: does not apply here) and a line that says what was seen.

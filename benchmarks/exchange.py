@@ -26,11 +26,11 @@ from evenpack.collate import prepare_sample
 from evenpack.core import Field, Sample
 from evenpack.models import adapter_for
 from evenpack.scheduler import PlanConfig, ProcessGroups, SampleTable, SchedulerConfig, StepPlan, plan_step
-from evenpack.scheduler.blocks import Block
-from evenpack.scheduler.channel import open_channel
-from evenpack.scheduler.describe import Described
-from evenpack.scheduler.exchange import Exchanger
+from evenpack.scheduler.comm.channel import open_channel
 from evenpack.scheduler.plan.fixed import plan_fixed
+from evenpack.scheduler.stages.blocks import Block
+from evenpack.scheduler.stages.describe import Described
+from evenpack.scheduler.stages.exchange import Exchanger
 from evenpack.scheduler.testing import run_ranks
 
 FIELDS = ("input_ids", "labels", "position_ids", "loss_weights", "original_seq_len", "padded_seq_len")

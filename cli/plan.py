@@ -162,7 +162,7 @@ def make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) -
     Raises:
         ValueError: settings that the planner refuses.
     """
-    from ..scheduler.cost import UNITS_PER_TOKEN
+    from ..scheduler.cost.model import UNITS_PER_TOKEN
     from ..scheduler.plan import PlanConfig
     from .what_if.simulate import Setting
 

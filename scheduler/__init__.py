@@ -1,19 +1,25 @@
 """The scheduler: gather, plan, exchange, pack and yield, once per optimizer step."""
 
+import sys
+
 if __name__ != "evenpack.scheduler":
     raise ImportError("import this folder as evenpack.scheduler: under its bare name a second copy of every class would appear")
 
-from .callbacks import StepCallback
+from .comm.groups import ProcessGroups
 from .config import SchedulerConfig
-from .cost import CostModel
-from .groups import ProcessGroups
+from .cost.model import CostModel
 from .offline import OfflineConfig, OfflineIndex
 from .plan import PlanConfig, SampleTable, StepPlan, plan_step
-from .run_log import RecordedStep, RunLog, read_run
 from .scheduler import PackingScheduler
-from .stats import StepStats
 from .step import PackedStep
-from .summary import Summary
+from .telemetry import advice, run_log
+from .telemetry.callbacks import StepCallback
+from .telemetry.run_log import RecordedStep, RunLog, read_run
+from .telemetry.stats import StepStats
+from .telemetry.summary import Summary
+
+# Their documented paths are shorter than the tree: `from evenpack.scheduler.run_log import replay`.
+sys.modules[f"{__name__}.advice"], sys.modules[f"{__name__}.run_log"] = advice, run_log
 
 __all__ = [
     "CostModel",

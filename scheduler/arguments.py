@@ -5,9 +5,9 @@ from typing import Any
 
 from ..core import Field
 from ..models import ModelAdapter, adapter_for
+from .comm.groups import ProcessGroups
 from .config import SchedulerConfig
-from .describe import segment_limit
-from .groups import ProcessGroups
+from .stages.describe import segment_limit
 
 
 def adapter_of(adapter: Any) -> ModelAdapter:

@@ -7,18 +7,18 @@ import torch
 
 from .. import __version__  # pyright: ignore[reportMissingImports]
 from ..models import ModelAdapter
-from .blocks import WIRE_VERSION
-from .channel import Channel
-from .collect import Reader
+from .comm.agreement import agree
+from .comm.channel import Channel
+from .comm.groups import ProcessGroups
 from .config import SchedulerConfig
-from .describe import Describer
-from .gather import Gatherer, digest_of
-from .groups import ProcessGroups
-from .handshake import agree
+from .pipeline import Planner, Preparer
 from .plan import CODE_VERSION, MediaTowers
-from .prepare import Planner, Preparer
 from .relay import Relay
 from .sources import Source
+from .stages.blocks import WIRE_VERSION
+from .stages.collect import Reader
+from .stages.describe import Describer
+from .stages.gather import Gatherer, digest_of
 from .step import StepContext
 
 

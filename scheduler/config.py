@@ -44,7 +44,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         pixel_dtype: floating dtype to which pixels are cast on their own rank, before they move; None keeps them.
         transport: how metadata and samples travel: over host memory ("host": gloo, and memory that ranks of a node share), over
             the accelerator's network ("device": NCCL), the best of both ("auto"), or as "auto" but without memory that ranks of
-            a node share ("network"). See `scheduler.transports`.
+            a node share ("network"). See `scheduler.comm.transports`.
         timeout: seconds without progress of the group after which a rank gives up and names the missing peer.
 
     Raises:

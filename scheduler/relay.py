@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from .transports import Aborted
+from .comm.transports import Aborted
 
 T = TypeVar("T")
 

@@ -17,25 +17,25 @@ from ..core import Field
 from ..models import ModelAdapter
 from .arguments import adapter_of, check_capacity, check_types, fields_of
 from .assemble import assemble
-from .calibrate import Costs, fit_across_ranks
-from .callbacks import Callbacks, StepCallback, StepClock
-from .channel import open_channel
+from .comm.channel import open_channel
+from .comm.groups import ProcessGroups
+from .comm.transports import TransportError
 from .config import SchedulerConfig
-from .cost import CostFit, Observation
-from .describe import Describer, SampleCost
+from .cost.calibrate import Costs, fit_across_ranks
+from .cost.model import CostFit, Observation
+from .cost.typical import default_cost
 from .empty import why_no_step
-from .groups import ProcessGroups
+from .pipeline import Planner, Prepared
 from .plan import plan_step
 from .prefetch import Prefetcher
-from .prepare import Planner, Prepared
 from .relay import Relay
 from .sources import as_source
 from .sources.loader import num_samples
+from .stages.describe import Describer, SampleCost
 from .state import Checkpoint, check_is_state, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
-from .stats import StepStats
 from .step import PackedStep
-from .transports import TransportError
-from .typical import default_cost
+from .telemetry.callbacks import Callbacks, StepCallback, StepClock
+from .telemetry.stats import StepStats
 from .warm import warm_up_once
 
 #: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.

@@ -7,9 +7,9 @@ import msgspec
 import torch
 
 from ..models import ModelAdapter
-from .blocks import read_block
-from .collect import Position
-from .describe import Described, Describer
+from .stages.blocks import read_block
+from .stages.collect import Position
+from .stages.describe import Described, Describer
 
 VERSION = 1
 _KEYS = (

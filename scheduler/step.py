@@ -13,15 +13,15 @@ import torch
 from ..collate import PackedBatch, pack_samples
 from ..core import FieldShapeError, Sample
 from ..models import ModelAdapter, dummy_sample, dummy_text
-from .channel import Channel
+from .comm.channel import Channel
+from .comm.transports import TransportError
 from .config import SchedulerConfig
 from .grad_sync import reduce_if, refuse_ddp, refuse_fsdp
 from .loss import Reduce, packed_loss
 from .plan import MediaTowers, SampleTable, StepPlan
 from .plan.config import MEDIA_BITS
-from .stats import StepStats
-from .transports import TransportError
-from .way_back import return_home
+from .stages.return_home import return_home
+from .telemetry.stats import StepStats
 
 
 class StepContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from .comm.transports.threads import HubRegistry, enter_simulation
 from .plan.config import check_int, check_literal
-from .transports.memory import HubRegistry, enter_simulation
 
 T = TypeVar("T")
 Backend = Literal["threads", "gloo"]

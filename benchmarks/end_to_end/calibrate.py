@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from evenpack.collate import PackedBatch, pack_samples
 from evenpack.models import adapter_for, prepare_model
 from evenpack.scheduler import CostModel
-from evenpack.scheduler.cost import CostFit, Observation
+from evenpack.scheduler.cost.model import CostFit, Observation
 
 from .padded import Sample
 

@@ -17,7 +17,7 @@ from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal
 from evenpack.integrations.megatron import next_fit_planner
 from evenpack.models import adapter_for, prepare_model
 from evenpack.scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepPlan
-from evenpack.scheduler.cost import CostFit
+from evenpack.scheduler.cost.model import CostFit
 from evenpack.scheduler.plan import plan_step
 
 from .padded import PaddedStep, Sample, collate

@@ -22,7 +22,7 @@ import numpy as np
 from evenpack.cli.what_if.opponents.alone import packed_alone
 from evenpack.cli.what_if.opponents.karmarkar_karp import karmarkar_karp_equal
 from evenpack.integrations.megatron import next_fit_planner
-from evenpack.scheduler.cost import UNITS_PER_TOKEN
+from evenpack.scheduler.cost.model import UNITS_PER_TOKEN
 from evenpack.scheduler.plan import MediaTowers, StepPlan, plan_step, warm_up
 
 from .groups import CASES, Drawn, config_of, draw, with_errors

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from evenpack.scheduler.cost import CostFit
+from evenpack.scheduler.cost.model import CostFit
 from evenpack.scheduler.plan import PlanConfig, SampleTable, StepPlan
 
 from ..workloads import WORKLOADS, Workload, image_text_phases

@@ -11,7 +11,7 @@ import torch
 from evenpack.collate import pack_samples, prepare_sample
 from evenpack.models import ModelAdapter, adapter_for, prepare_model
 from evenpack.scheduler import CostModel
-from evenpack.scheduler.cost import CostFit, Observation
+from evenpack.scheduler.cost.model import CostFit, Observation
 
 from ..end_to_end.data import make_model, train_tokenizer
 

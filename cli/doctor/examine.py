@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ...scheduler import ProcessGroups, SchedulerConfig
-from ...scheduler.channel import Channel, open_channel
-from ...scheduler.transports import gather_bytes
+from ...scheduler.comm.channel import Channel, open_channel
+from ...scheduler.comm.transports import gather_bytes
 from . import group, local
 from .finding import Examined, Finding, merge
 

@@ -14,14 +14,14 @@ from ...collate import prepare_sample
 from ...core import EvenpackError, FieldMismatchError, Sample
 from ...models import adapter_for
 from ...scheduler import SampleTable, StepPlan
-from ...scheduler.blocks import Block, read_block
-from ...scheduler.channel import Channel
-from ...scheduler.describe import Described
-from ...scheduler.exchange import Exchanger
-from ...scheduler.handshake import agree
+from ...scheduler.comm.agreement import agree
+from ...scheduler.comm.channel import Channel
+from ...scheduler.comm.transports import HostTransport, Transport, gather_bytes
 from ...scheduler.plan import PlanConfig
 from ...scheduler.plan.fixed import plan_fixed
-from ...scheduler.transports import HostTransport, Transport, gather_bytes
+from ...scheduler.stages.blocks import Block, read_block
+from ...scheduler.stages.describe import Described
+from ...scheduler.stages.exchange import Exchanger
 from . import local
 from .finding import Finding
 

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...scheduler.advice import Advice, Situation, advise
-from ...scheduler.advice.what_if import Steps
 from ...scheduler.plan.table import Ints
-from ...scheduler.run_log import RecordedStep, RunHeader, read_run, replay_differences
-from ...scheduler.run_log.replay import is_replayable
-from ...scheduler.run_log.store import log_file
-from ...scheduler.stats import StepStats
-from ...scheduler.summary import Summary
+from ...scheduler.telemetry.advice import Advice, Situation, advise
+from ...scheduler.telemetry.advice.what_if import Steps
+from ...scheduler.telemetry.run_log import RecordedStep, RunHeader, read_run, replay_differences
+from ...scheduler.telemetry.run_log.replay import is_replayable
+from ...scheduler.telemetry.run_log.store import log_file
+from ...scheduler.telemetry.stats import StepStats
+from ...scheduler.telemetry.summary import Summary
 
 Floats = npt.NDArray[np.float64]
 #: Steps that other settings are tried on: the last ones.

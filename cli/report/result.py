@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from ...scheduler.summary import Summary
+from ...scheduler.telemetry.summary import Summary
 from ..what_if.result import scaled
 from .reading import MOST_LISTED, Report
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ...scheduler.cost import CostModel
+from ...scheduler.cost.model import CostModel
+from ...scheduler.cost.typical import typical_cost
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
 from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints
-from ...scheduler.typical import typical_cost
 from .lengths import Grid, Samples
 from .workloads import WORKLOADS
 
@@ -60,7 +60,7 @@ def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
     from transformers import AutoConfig
 
     from ...models import adapter_for
-    from ...scheduler.describe import media_towers
+    from ...scheduler.stages.describe import media_towers
 
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...scheduler.advice import Advice
+from ...scheduler.telemetry.advice import Advice
 from ..page import Curve, DrawnStep, PageData, RunView, Table
 from .pool import Fitted
 from .simulate import OURS, WORTH, Figures, Setting, Simulation

@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from ...core import Sample, SampleLayout
-from ...scheduler.blocks import Block, read_block, write_blocks
+from ...scheduler.stages.blocks import Block, read_block, write_blocks
 
 _HEADER = "header"
 

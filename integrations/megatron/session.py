@@ -9,9 +9,9 @@ import msgspec
 from ...core import Field
 from ...models import ModelAdapter
 from ...scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepCallback, plan_step
-from ...scheduler.callbacks import Callbacks
-from ...scheduler.describe import SampleCost
-from ...scheduler.prepare import Planner
+from ...scheduler.pipeline import Planner
+from ...scheduler.stages.describe import SampleCost
+from ...scheduler.telemetry.callbacks import Callbacks
 from .ranks import Ranks
 from .source import PulledSource
 

@@ -11,10 +11,10 @@ import torch
 from ...core import Field
 from ...models import ModelAdapter, adapter_for
 from ...scheduler import PackedStep, SchedulerConfig, StepCallback, plan_step
-from ...scheduler.callbacks import Callbacks
-from ...scheduler.describe import SampleCost
+from ...scheduler.pipeline import Planner
 from ...scheduler.plan.config import check_int
-from ...scheduler.prepare import Planner
+from ...scheduler.stages.describe import SampleCost
+from ...scheduler.telemetry.callbacks import Callbacks
 from .codec import decode, encode
 from .fields import fields_of, parts_of, selected
 from .ranks import Ranks

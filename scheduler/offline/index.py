@@ -11,8 +11,8 @@ import numpy as np
 from ...collate import SampleEncoder
 from ...collate.encoding.settings import differences, plain
 from ...models import ModelAdapter
-from ..describe import SampleCost
 from ..plan.table import Ints
+from ..stages.describe import SampleCost
 from .build import PARTS, OnError, build
 from .files import dataset_record, open_columns, read_header, write_json
 from .plan import EpochPlanner, OfflineConfig

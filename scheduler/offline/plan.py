@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 
 from ...models import ModelAdapter
-from ..describe import SampleCost, media_towers
+from ..cost.typical import default_cost
 from ..plan import PlanConfig, SampleTable, StepPlan, planner_for
 from ..plan.config import check_int
 from ..plan.table import Ints
-from ..typical import default_cost
+from ..stages.describe import SampleCost, media_towers
 from .permutation import Permutation
 
 

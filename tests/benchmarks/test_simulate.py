@@ -7,7 +7,7 @@ from benchmarks.simulate.groups import config_of, draw, with_errors
 from benchmarks.simulate.measure import foretell, shapes
 from benchmarks.simulate.tables import step_table
 from evenpack.scheduler import CostModel
-from evenpack.scheduler.cost import Observation
+from evenpack.scheduler.cost.model import Observation
 from evenpack.scheduler.plan import plan_step
 
 #: Seconds of a micro-batch: 1 ms, 2 us a token, 1 ns a token squared, 0.5 us a patch, 0.1 ns a patch squared.

@@ -5,7 +5,7 @@ import sys
 
 from evenpack.cli.doctor import group, local
 from evenpack.cli.main import run
-from evenpack.scheduler import exchange
+from evenpack.scheduler.stages import exchange
 
 
 def plant(what: str) -> None:

@@ -13,7 +13,7 @@ from evenpack.cli.doctor import group, local
 from evenpack.cli.doctor.finding import Examined, Finding, as_text, merge
 from evenpack.cli.main import run
 from evenpack.scheduler import ProcessGroups, SchedulerConfig
-from evenpack.scheduler.channel import open_channel
+from evenpack.scheduler.comm.channel import open_channel
 from evenpack.scheduler.testing import run_ranks
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -12,9 +12,9 @@ from evenpack.cli.what_if.lengths import Samples, read_samples
 from evenpack.cli.what_if.pool import cost_of_config, make_pool, usual_cost, workload_samples
 from evenpack.cli.what_if.simulate import METHODS, Setting, advice_on, draw_steps, simulate
 from evenpack.cli.what_if.workloads import WORKLOADS, image_text, text_cost
-from evenpack.scheduler.cost import CostModel
+from evenpack.scheduler.cost.model import CostModel
 from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
-from evenpack.scheduler.stats import step_stats
+from evenpack.scheduler.telemetry.stats import step_stats
 
 from ..encoder import tiny
 

@@ -15,7 +15,7 @@ from evenpack.cli.report.pictures import as_page
 from evenpack.cli.report.reading import read_report
 from evenpack.cli.report.result import written
 from evenpack.scheduler import Summary
-from evenpack.scheduler.run_log.store import FILE
+from evenpack.scheduler.telemetry.run_log.store import FILE
 
 from ..run_log.runs import record, record_ramp, rewrite
 

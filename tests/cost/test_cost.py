@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import nnls
 
 from evenpack.models.cost import CostCoefficients, coefficients_from_config
-from evenpack.scheduler.cost import CostModel, Observation, nonnegative_least_squares
+from evenpack.scheduler.cost.model import CostModel, Observation, nonnegative_least_squares
 
 transformers = pytest.importorskip("transformers")
 QWEN_7B = {
@@ -159,6 +159,6 @@ def test_least_squares_equals_the_reference():
 
 
 def test_docstring_example():
-    module = importlib.import_module("evenpack.scheduler.cost")
+    module = importlib.import_module("evenpack.scheduler.cost.model")
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0

@@ -4,7 +4,7 @@ import pytest
 
 from evenpack.integrations.metrics import TensorBoardMetrics
 from evenpack.scheduler import RunLog, read_run
-from evenpack.scheduler.run_log import replay_differences
+from evenpack.scheduler.telemetry.run_log import replay_differences
 
 from ..trainer.tiny import arguments, model_of, packed_trainer, samples
 

@@ -15,13 +15,13 @@ from test_properties import check, instances
 
 from benchmarks.workloads import WORKLOADS, image_text_phases
 from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
+from evenpack.scheduler.comm.transports import MemoryHub
 from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, Team, bounds, plan_in_pods, plan_step
 from evenpack.scheduler.plan.build import build_problem
 from evenpack.scheduler.plan.integers import portion
 from evenpack.scheduler.plan.two_level import pod_kernels, pods, sharing
 from evenpack.scheduler.plan.two_level.sharing import PodProblem, Pods, assign_to_pods, pod_problem
 from evenpack.scheduler.testing import run_ranks
-from evenpack.scheduler.transports import MemoryHub
 
 MODES = [(sync, movement) for sync in ("step", "microbatch") for movement in ("minimal", "free")]
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from evenpack.models import adapter_for
-from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig, prepare
+from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
+from evenpack.scheduler import pipeline as prepare
 from evenpack.scheduler.plan import plan_in_pods, plan_step
 from evenpack.scheduler.testing import run_ranks
 

@@ -1,7 +1,7 @@
 """Runs of simulated ranks, recorded."""
 
 from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig, read_run
-from evenpack.scheduler.run_log.store import StepWriter
+from evenpack.scheduler.telemetry.run_log.store import StepWriter
 from evenpack.scheduler.testing import run_ranks
 
 from ..scheduler.helpers import TEXT, VISION, mixed_source, random_source

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from evenpack.scheduler import RunLog, SchedulerConfig, read_run
-from evenpack.scheduler.run_log import replay_differences
+from evenpack.scheduler.telemetry.run_log import replay_differences
 
 from ..megatron.helpers import Samples, on_ranks, own_sample, place, wrap
 

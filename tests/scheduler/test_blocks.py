@@ -8,7 +8,7 @@ import torch
 
 from evenpack.core import CorruptBlockError, Sample, SampleLayout
 from evenpack.core.fields import TENSOR_DTYPES, dtype_of
-from evenpack.scheduler.blocks import ALIGN, Block, block_checksum, read_block
+from evenpack.scheduler.stages.blocks import ALIGN, Block, block_checksum, read_block
 
 #: Mutated blocks; a nightly run takes 100,000.
 NUM_MUTATED = int(os.environ.get("EVENPACK_FUZZ_BLOCKS", "2000"))

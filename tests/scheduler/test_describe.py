@@ -10,8 +10,8 @@ from evenpack.collate.packs.targets import target_stats
 from evenpack.core import OversizeSampleError
 from evenpack.models import adapter_for
 from evenpack.scheduler import SchedulerConfig
-from evenpack.scheduler.describe import Describer
 from evenpack.scheduler.scheduler import default_cost
+from evenpack.scheduler.stages.describe import Describer
 
 START, END, IMAGE = 151652, 151653, 151655
 IMAGES = {

@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from evenpack.scheduler.comm.transports import Aborted, HostTransport
+from evenpack.scheduler.comm.transports import shared_memory as node
+from evenpack.scheduler.comm.transports.arena import NUM_SECTIONS, Arena, PeerArena
+from evenpack.scheduler.comm.transports.backends import open_gloo
 from evenpack.scheduler.prefetch import Prefetcher
 from evenpack.scheduler.testing import run_ranks
-from evenpack.scheduler.transports import Aborted, HostTransport, node
-from evenpack.scheduler.transports.arena import NUM_SECTIONS, Arena, PeerArena
-from evenpack.scheduler.transports.backends import open_gloo
 
 from .helpers import VISION, flat, mixed_source, names_of, open_scheduler
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evenpack.scheduler.outliers import waiting_outliers
-from evenpack.scheduler.rows import Gathered, row_dtype, with_note
+from evenpack.scheduler.stages.metadata import Gathered, row_dtype, with_note
+from evenpack.scheduler.stages.outliers import waiting_outliers
 from evenpack.scheduler.testing import run_ranks
 
 from .helpers import flat, names_of, open_scheduler, text_sample

@@ -255,7 +255,7 @@ def test_an_epoch_that_stopped_early_is_left_behind(settings):
 
 
 def test_a_calibrated_cost_is_part_of_the_state():
-    from evenpack.scheduler.cost import Observation
+    from evenpack.scheduler.cost.model import Observation
 
     measured = [Observation(tokens=(n,), seconds=1e-3 + 1e-6 * n + 1e-7 * n * n) for n in (10, 500, 900, 2000)]
     with open_scheduler(random_source(0, 40), prefetch=0) as scheduler:

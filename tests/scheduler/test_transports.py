@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 from evenpack.scheduler import scheduler as scheduler_module
-from evenpack.scheduler.channel import open_channel
+from evenpack.scheduler.comm.channel import open_channel
+from evenpack.scheduler.comm.groups import ProcessGroups
+from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
+from evenpack.scheduler.comm.transports.buffers import BufferPool
 from evenpack.scheduler.config import SchedulerConfig
-from evenpack.scheduler.groups import ProcessGroups
 from evenpack.scheduler.relay import Relay
-from evenpack.scheduler.rows import row_dtype
+from evenpack.scheduler.stages.metadata import row_dtype
 from evenpack.scheduler.testing import run_ranks
-from evenpack.scheduler.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
-from evenpack.scheduler.transports.buffers import BufferPool
 
 from .helpers import VISION, flat, image_sample, mixed_source, names_of, open_scheduler
 

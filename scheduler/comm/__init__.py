@@ -1,0 +1,1 @@
+"""Between ranks: process groups, transports, agreement at the start, and who is alive."""

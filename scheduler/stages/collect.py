@@ -1,0 +1,185 @@
+"""Pull this rank's samples from its source, and say how that went."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...core import FieldShapeError, Sample
+from ..sources import Source
+from .describe import Described, Describer
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where a reader stands: enough to read on from here, in another process too.
+
+    Attributes:
+        source: the source's state; None where it cannot go back.
+        waiting: samples that were read and belong to no step yet.
+        deferred: outliers that wait for their like, with the steps that each has waited.
+        index: number of samples read in this epoch.
+        exhausted: whether the source has ended.
+        started: whether the source was opened at all.
+    """
+
+    source: Any
+    waiting: tuple[Described, ...] = ()
+    deferred: tuple[tuple[Described, int], ...] = ()
+    index: int = 0
+    exhausted: bool = False
+    started: bool = False
+
+
+class Reader:
+    """Reads a source sample by sample and keeps what waits for a step.
+
+    An error of the source, or of a sample, is kept for the next gather: raising it here would leave the other ranks waiting.
+
+    Args:
+        source: yields samples, or lists of samples; read anew in every epoch.
+        describer: checks and describes each sample.
+        count_items: `fill` and `take` count items of the source, however many samples each of them holds.
+
+    Attributes:
+        waiting: described samples, in source order.
+        deferred: outliers that wait for their like, with the steps that each has waited.
+        exhausted: whether the source has ended.
+        error: what the source or a sample raised.
+    """
+
+    def __init__(self, source: Source, describer: Describer, *, count_items: bool = False) -> None:
+        self._source = source
+        self._describer = describer
+        self._count_items = count_items
+        self._num_items = 0
+        self._iterator: Iterator[Any] | None = None
+        self._index = 0
+        self._dropped = 0
+        self._resumed = False
+        self._started = False
+        self.waiting: list[Described] = []
+        self.deferred: list[tuple[Described, int]] = []
+        self.exhausted = False
+        self.error: BaseException | None = None
+        self._abandoned = False
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether the source can read again what it has read."""
+        return self._source.state_dict() is not None
+
+    def start(self) -> None:
+        """Begin an epoch, or go on with the one that was loaded; opening the source may fail like any later read."""
+        if not self._resumed:
+            self.waiting, self.deferred, self._index, self.exhausted = [], [], 0, False
+        self._num_items = 0
+        self._resumed, self._started = False, True
+        if self.exhausted:
+            return
+        try:
+            self._iterator = iter(self._source)
+        except Exception as error:
+            self.error = error
+
+    def position(self) -> Position:
+        """Return where the reader stands."""
+        return Position(
+            source=copy.deepcopy(self._source.state_dict()),  # it may be the source's own, which goes on
+            waiting=tuple(self.waiting),
+            deferred=tuple(self.deferred),
+            index=self._index,
+            exhausted=self.exhausted,
+            started=self._started,
+        )
+
+    def load(self, position: Position, *, in_epoch: bool) -> None:
+        """Take up a position, before `start`.
+
+        Args:
+            position: from `position`, here or in another process.
+            in_epoch: whether the epoch goes on from there; otherwise `start` begins the next one.
+        """
+        if position.source is not None:
+            self._source.load_state_dict(position.source)
+            if not in_epoch and position.started and not position.exhausted:
+                # The epoch ended before the source did: leave it behind. A generator moves only when it is read.
+                next(iter(self._source), None)
+        self._resumed = in_epoch
+        if in_epoch:
+            self.waiting, self.deferred = list(position.waiting), list(position.deferred)
+            self._index, self.exhausted = position.index, position.exhausted
+
+    def fill(self, count: int) -> None:
+        """Read until `count` samples wait (with `count_items`, items read since `take`), or the source has ended or failed."""
+        while (self._num_items if self._count_items else len(self.waiting)) < count and self._ready():
+            self._read()
+
+    def fill_tokens(self, tokens: int) -> None:
+        """Read until samples of more than `tokens` tokens wait, or the source has ended or failed."""
+        waiting = sum(item.block.sample.num_tokens for item in self.waiting)
+        while waiting <= tokens and self._ready():
+            before = len(self.waiting)
+            self._read()
+            waiting += sum(item.block.sample.num_tokens for item in self.waiting[before:])
+
+    def read_list(self) -> list[Described] | None:
+        """Read one item of the source as a list of its own; None where the source has ended or failed."""
+        if not self._ready():
+            return None
+        self._read()
+        if not self._ready():
+            return None
+        items, self.waiting = self.waiting, []
+        return items
+
+    def take(self, count: int) -> list[Described]:
+        """Remove and return the first `count` waiting samples; with `count_items` all of them, which `count` items held."""
+        if self._count_items:
+            self._num_items, count = 0, len(self.waiting)
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+    def take_dropped(self) -> int:
+        """Return the number of samples that the oversize policy dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def abandon(self) -> None:
+        """Read no further item: whoever waits for a step goes on without what it still lacks. From any thread."""
+        self._abandoned = True
+
+    def _ready(self) -> bool:
+        return self.error is None and not self.exhausted and not self._abandoned
+
+    def _read(self) -> None:
+        assert self._iterator is not None
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self.exhausted = True
+            return
+        except (Exception, SystemExit) as error:  # on a worker thread, nobody else would hear of an exit
+            self.error = error
+            return
+        self._num_items += 1
+        try:
+            for raw in self._samples(item):
+                described = self._describer(raw, self._index)
+                self._index += 1
+                if described is None:
+                    self._dropped += 1
+                else:
+                    self.waiting.append(described)
+        except Exception as error:
+            self.error = error
+
+    def _samples(self, item: Any) -> Sequence[Mapping[str, Any] | Sample]:
+        if isinstance(item, Mapping | Sample):
+            return [item]
+        if isinstance(item, list | tuple):
+            return item
+        raise FieldShapeError(
+            f"the source yielded a {type(item).__name__} at sample {self._index}; it must yield samples (mappings) or "
+            "lists of samples: a DataLoader needs an identity collate_fn or batch_size=None"
+        )

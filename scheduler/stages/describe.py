@@ -1,0 +1,213 @@
+"""From a raw sample to one row: checked on its own rank, before anything that other ranks wait for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from ...collate.packs.targets import target_stats
+from ...collate.samples.prepare import prepare_sample
+from ...collate.samples.truncate import truncate_sample
+from ...core import FieldShapeError, OversizeSampleError, Sample
+from ...core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
+from ...core.sample import TYPE_CODES
+from ...models import ModelAdapter, dummy_sample
+from ..config import SchedulerConfig
+from ..plan import MediaTowers
+from ..plan.config import MEDIA_BITS
+from .blocks import Block
+from .metadata import MAX_FREE_DTYPES, row_dtype
+
+Grids = Sequence[tuple[int, int, int]]
+
+
+class SampleCost(Protocol):
+    """Integer costs of a sample, one per phase of the forward pass."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Names of the phases, in order."""
+        ...
+
+    def sample_cost(self, tokens: int, grids: Grids) -> tuple[int, ...]:
+        """Return the cost per phase of a sample of `tokens` tokens whose media have the patch grids (t, h, w)."""
+        ...
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A sample that is ready to be planned.
+
+    Attributes:
+        block: the sample, and its block's size.
+        row: its row, one element of `row_dtype`.
+    """
+
+    block: Block
+    row: np.ndarray
+
+
+class Describer:
+    """Checks and describes samples under one declaration.
+
+    Args:
+        adapter: the model family, with the user's fields.
+        cost: cost of a sample.
+        config: settings; `pixel_dtype` and `oversize` are applied here.
+        cp_size: context-parallel size.
+        rank: this rank, for error messages.
+    """
+
+    def __init__(self, *, adapter: ModelAdapter, cost: SampleCost, config: SchedulerConfig, cp_size: int, rank: int) -> None:
+        self._adapter = adapter
+        self._cost = cost
+        self._rank = rank
+        self._oversize = config.oversize
+        self._budget = config.tokens_per_step
+        self._by_sample = config.loss_average == "sample"
+        self._align = config.segment_align(cp_size)
+        self.capacity = segment_limit(config, cp_size)
+        whole = config.max_tokens * cp_size
+        times, multiple = f" on each of {cp_size} ranks" if cp_size > 1 else "", config.pack_align or self._align
+        self._why = "" if self.capacity == whole else f" (max_tokens={config.max_tokens}{times}, in multiples of {multiple})"
+        self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
+        self._row_dtype = row_dtype(len(cost.phases))
+        self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
+        if len(self._free) > MAX_FREE_DTYPES:
+            raise ValueError(f"{len(self._free)} fields of free dtype ({self._free}), at most {MAX_FREE_DTYPES} are possible")
+        self._dtypes = bytearray(len(self._free))
+        self._truncated = 0
+
+    @property
+    def dtypes(self) -> bytes:
+        """Code of the dtype of each field of free dtype, 0 where none was seen."""
+        return bytes(self._dtypes)
+
+    @property
+    def free_fields(self) -> list[str]:
+        """Names of the fields of free dtype, in the order of `dtypes`."""
+        return list(self._free)
+
+    def __call__(self, raw: Mapping[str, Any] | Sample, index: int) -> Described | None:
+        """Describe one sample.
+
+        Args:
+            raw: what the source yielded.
+            index: its number among this rank's samples, for error messages.
+
+        Returns:
+            The described sample, or None where `oversize="drop"` drops it.
+
+        Raises:
+            SampleError: the sample cannot be used; the message names rank, sample, value and limit.
+        """
+        name = raw.sample_id if isinstance(raw, Sample) else raw.get("sample_id") if isinstance(raw, Mapping) else None
+        where = f"rank {self._rank}, sample {index if name is None else repr(name)}"
+        sample = raw if isinstance(raw, Sample) else prepare_sample(raw, adapter=self._adapter, where=where)
+        fitted = self._fit(sample, where)
+        if fitted is None:
+            return None
+        if self._budget is not None and fitted.num_tokens > self._budget:
+            raise OversizeSampleError(f"{where}: {fitted.num_tokens} tokens exceed tokens_per_step={self._budget}")
+        return self.described(self._cast(fitted), where)
+
+    def described(self, sample: Sample, where: str) -> Described:
+        """Describe a sample that was checked before."""
+        self._note_dtypes(sample)
+        block = Block.of(sample)
+        return Described(block, self._row(block, where))
+
+    def use_cost(self, cost: SampleCost) -> None:
+        """Describe further samples with another cost model of the same phases.
+
+        Raises:
+            ValueError: other phases.
+        """
+        if tuple(cost.phases) != tuple(self._cost.phases):
+            raise ValueError(f"the cost model has phases {tuple(cost.phases)}, this scheduler plans {tuple(self._cost.phases)}")
+        self._cost = cost
+
+    def load_dtypes(self, dtypes: bytes) -> None:
+        """Take up the dtypes that an earlier run had seen."""
+        assert len(dtypes) == len(self._dtypes), (len(dtypes), len(self._dtypes))
+        self._dtypes = bytearray(dtypes)
+
+    def take_truncated(self) -> int:
+        """Return the number of samples that were cut since the last call."""
+        truncated, self._truncated = self._truncated, 0
+        return truncated
+
+    def empty_rows(self) -> np.ndarray:
+        """Return no rows, of the right dtype."""
+        return np.zeros(0, self._row_dtype)
+
+    def _fit(self, sample: Sample, where: str) -> Sample | None:
+        padded = -(-sample.num_tokens // self._align) * self._align
+        if padded <= self.capacity:
+            return sample
+        if self._oversize == "drop":
+            return None
+        if self._oversize == "truncate":
+            self._truncated += 1
+            return truncate_sample(sample, self.capacity // self._align * self._align, self._adapter)
+        raise OversizeSampleError(
+            f"{where}: {sample.num_tokens} tokens ({padded} padded) exceed the capacity of {self.capacity} padded tokens "
+            f"a pack{self._why}; raise max_tokens, or set oversize to 'drop' or 'truncate'"
+        )
+
+    def _cast(self, sample: Sample) -> Sample:
+        if self._pixel_dtype is None:
+            return sample
+        values = dict(sample.values)
+        for field in self._adapter.fields.of_kind("media"):
+            value = values.get(field.name)
+            if field.rows == "patches" and isinstance(value, torch.Tensor):
+                values[field.name] = value.to(self._pixel_dtype)
+        return msgspec.structs.replace(sample, values=values)
+
+    def _note_dtypes(self, sample: Sample) -> None:
+        for position, name in enumerate(self._free):
+            value = sample.values.get(name)
+            if isinstance(value, torch.Tensor):
+                code = TENSOR_DTYPES.index(dtype_name(value.dtype)) + 1
+                if self._dtypes[position] not in (0, code):
+                    code = len(TENSOR_DTYPES) + 1  # differs even on this rank: reported like ranks that differ
+                self._dtypes[position] = code
+
+    def _row(self, block: Block, where: str) -> np.ndarray:
+        sample = block.sample
+        loss_tokens, weight = target_stats(sample)
+        if self._by_sample and loss_tokens and weight <= 0:
+            raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {weight}")
+        grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)] if len(sample.layout.runs) else []
+        cost = self._cost.sample_cost(sample.num_tokens, grids)
+        # In the order of `row_dtype`, at once: an assignment to one field takes as long.
+        return np.array((sample.num_tokens, loss_tokens, media_bits(sample), weight, block.nbytes, cost), self._row_dtype)
+
+
+def segment_limit(config: SchedulerConfig, cp_size: int) -> int:
+    """Return the most padded tokens of one sample: a pack's capacity, less what rounding to `pack_align` takes."""
+    capacity = config.max_tokens * cp_size
+    pack_align = config.pack_align or config.segment_align(cp_size)
+    return capacity // pack_align * pack_align
+
+
+def media_bits(sample: Sample) -> int:
+    """Return the bit flags of a sample's media: 1 image, 2 video, 4 audio."""
+    if not len(sample.layout.runs):
+        return 0
+    codes = set(sample.layout.runs[:, 2].tolist())
+    return sum(MEDIA_BITS[name] for name, code in TYPE_CODES.items() if code in codes)
+
+
+def media_towers(adapter: ModelAdapter, cost: SampleCost) -> MediaTowers:
+    """Return what the planner must know of an adapter: trained towers, and the size and cost of dummy media."""
+    dummies = {modality: dummy_sample(modality, adapter) for modality in adapter.dummy_grids}
+    costs = {modality: cost.sample_cost(sample.num_tokens, sample.grids(modality)) for modality, sample in dummies.items()}
+    return MediaTowers(
+        trained=tuple(adapter.trained_modalities),
+        shared=adapter.shared_towers,
+        dummy_tokens={modality: sample.num_tokens for modality, sample in dummies.items()},
+        dummy_cost=costs,
+    )

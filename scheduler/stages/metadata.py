@@ -1,0 +1,151 @@
+"""What a rank says about its samples: a fixed header, and one fixed-width row of integers a sample."""
+
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..plan import SampleTable
+from .blocks import WIRE_VERSION
+
+#: Tensor fields of free dtype whose dtype the header carries; more than any family declares.
+MAX_FREE_DTYPES = 16
+
+#: Bits of a row's `media` that are modalities; above them lies its note.
+MEDIA_MASK = 0xFF
+
+HEADER = np.dtype(
+    [
+        ("version", "<u4"),  # first, so that any version can read it
+        ("status", "<i4"),
+        ("step", "<i8"),
+        ("format", "<u8"),
+        ("plan", "<u8"),
+        ("count", "<i4"),
+        ("dropped", "<i4"),
+        ("truncated", "<i4"),
+        ("message", "<i4"),
+        ("exhausted", "<i4"),
+        ("dtypes", "u1", MAX_FREE_DTYPES),
+    ]
+)
+
+
+def with_note(row: np.ndarray, note: int | npt.NDArray[np.int64]) -> np.ndarray:
+    """Return a copy of a row with a number of its own: its list (`scheduler.stages.lists`), or the steps it has waited."""
+    noted = row.copy()
+    noted["media"] = (row["media"] & MEDIA_MASK) | (note << MEDIA_MASK.bit_length())
+    return noted
+
+
+def note_of(rows: np.ndarray) -> np.ndarray:
+    """Return int64 `[N]`, the note of each row; 0 where there is none."""
+    notes: np.ndarray = (rows["media"] >> MEDIA_MASK.bit_length()).astype(np.int64)
+    return notes
+
+
+class Status(IntEnum):
+    """What a rank says before its rows."""
+
+    OK = 0
+    FAILED = 1
+    CLOSED = 2
+
+
+def row_dtype(num_phases: int) -> np.dtype[np.void]:
+    """Return the dtype of a row: 32 bytes with one phase, 8 more with each further one.
+
+    Example:
+        >>> row_dtype(1).itemsize, row_dtype(2).itemsize
+        (32, 40)
+    """
+    return np.dtype(
+        [
+            ("tokens", "<i4"),
+            ("loss_tokens", "<i4"),
+            ("media", "<i4"),
+            ("weight", "<f4"),
+            ("nbytes", "<i8"),
+            ("cost", "<i8", (num_phases,)),
+        ]
+    )
+
+
+def new_header(
+    *, status: Status, step: int, format_digest: int, plan_digest: int, count: int = 0, dropped: int = 0,
+    truncated: int = 0, message: int = 0,
+    exhausted: bool = False, dtypes: bytes = b"",
+) -> np.ndarray:  # fmt: skip
+    """Return a header, as an array of one element of `HEADER`.
+
+    Args:
+        status: whether this rank can go on.
+        step: number of the step.
+        format_digest: digest of wire version, settings and fields.
+        plan_digest: digest of the last plan.
+        count: rows that follow.
+        dropped: samples that a policy dropped since the last header.
+        truncated: samples that a policy cut since the last header.
+        message: bytes of the error message, where the rank failed.
+        exhausted: the source has ended.
+        dtypes: code of each free dtype seen so far, 0 for none.
+    """
+    header = np.zeros(1, HEADER)
+    header["version"], header["status"], header["step"] = WIRE_VERSION, status, step
+    header["format"], header["plan"] = format_digest, plan_digest
+    header["count"], header["dropped"], header["truncated"] = count, dropped, truncated
+    header["message"], header["exhausted"] = message, exhausted
+    header["dtypes"][0, : len(dtypes)] = np.frombuffer(dtypes, np.uint8)
+    return header
+
+
+def pack_rows(header: np.ndarray, rows: np.ndarray, slots: int) -> npt.NDArray[np.uint8]:
+    """Lay a header and the first `slots` rows in one buffer, zeros where there are fewer."""
+    room = np.zeros(slots, rows.dtype)
+    room[: min(slots, len(rows))] = rows[:slots]
+    return np.concatenate([header.view(np.uint8), room.view(np.uint8)])
+
+
+class Gathered(msgspec.Struct, frozen=True, eq=False):
+    """The rows of all ranks, in (rank, row) order.
+
+    Attributes:
+        rows: `[N]` of `row_dtype`.
+        home: int64 `[N]`, rank of each row.
+        exhausted: bool `[R]`, ranks whose source has ended.
+        dropped: samples that policies dropped on all ranks.
+        truncated: samples that policies cut on all ranks.
+        dtypes: field of free dtype to the dtype that the group's samples have, where one was seen.
+    """
+
+    rows: np.ndarray
+    home: np.ndarray
+    exhausted: np.ndarray
+    dropped: int
+    truncated: int = 0
+    dtypes: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def counts(self, num_ranks: int) -> np.ndarray:
+        """Return int64 `[R]`, rows of each rank."""
+        return np.bincount(self.home, minlength=num_ranks)
+
+    def select(self, keep: np.ndarray) -> "Gathered":
+        """Return the rows at the given indices or mask, order kept."""
+        return msgspec.structs.replace(self, rows=self.rows[keep], home=self.home[keep])
+
+    def table(self, align: int) -> SampleTable:
+        """Return the planner's table, samples padded to `align`."""
+        tokens = self.rows["tokens"].astype(np.int64)
+        return SampleTable(
+            tokens=tokens,
+            padded=-(-tokens // align) * align,
+            nbytes=self.rows["nbytes"].astype(np.int64),
+            home=self.home,
+            media=(self.rows["media"] & MEDIA_MASK).astype(np.int64),
+            loss_tokens=self.rows["loss_tokens"].astype(np.int64),
+            cost=self.rows["cost"].astype(np.int64),
+        )

@@ -1,0 +1,1 @@
+"""Figures of steps: statistics, callbacks, the run log and advice."""

@@ -1,0 +1,127 @@
+"""Recent steps, planned again under other settings. Pure: tables in, costs out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ....core import round_up
+from ...config import SchedulerConfig
+from ...plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
+from ...plan.config import NO_TOWERS
+from ...stages.metadata import Gathered, row_dtype, with_note
+from ...stages.outliers import waiting_outliers
+
+#: Steps that a heavy sample may wait in the simulation of `defer`.
+DEFER = 8
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Steps in a row, and the settings they were planned with.
+
+    Attributes:
+        tables: of each step.
+        config: settings.
+        num_ranks: R.
+        towers: as `plan_step`.
+        cp_size: context-parallel size.
+        node_of_rank: as `plan_step`.
+        peers: as `plan_step`.
+    """
+
+    tables: Sequence[SampleTable]
+    config: SchedulerConfig
+    num_ranks: int
+    towers: MediaTowers = NO_TOWERS
+    cp_size: int = 1
+    node_of_rank: Sequence[int] | None = None
+    peers: Any = None
+
+    def plan(self, table: SampleTable, config: SchedulerConfig | None = None) -> StepPlan:
+        """Plan a table, under other settings where they are given."""
+        return planner_for(len(table))(
+            table,
+            num_ranks=self.num_ranks,
+            config=config or self.config,
+            towers=self.towers,
+            cp_size=self.cp_size,
+            node_of_rank=self.node_of_rank,
+            peers=self.peers,
+        )
+
+
+def time_per_work(steps: Steps, config: SchedulerConfig | None = None) -> float:
+    """Return the steps' objectives, added up, per unit of work that they compute.
+
+    Example:
+        >>> table = SampleTable.from_lengths([6, 2, 2, 2], home=[0, 0, 1, 1])
+        >>> time_per_work(Steps(tables=[table], config=SchedulerConfig(max_tokens=8, samples_per_step=2), num_ranks=2))
+        0.5
+    """
+    return _ratio([(table, steps.plan(table, config)) for table in steps.tables])
+
+
+def merged(steps: Steps, factor: int) -> Steps | None:
+    """Return the steps with `factor` of them as one; None where there are too few."""
+    count = len(steps.tables) // factor
+    if not count:
+        return None
+    tables = [SampleTable.concatenate(steps.tables[at * factor : (at + 1) * factor]) for at in range(count)]
+    return msgspec.structs.replace(steps, tables=tables)
+
+
+def with_context_parallelism(steps: Steps) -> float | None:
+    """Return the time per work with context parallelism of twice the size on the same GPUs; None for an odd number of ranks.
+
+    Two ranks share their samples and halve each one's time; what they send each other in attention is not counted.
+    """
+    if steps.num_ranks % 2:
+        return None
+    cp_size = 2 * steps.cp_size
+    align = None if steps.config.align is None else 2 * steps.config.align
+    config = msgspec.structs.replace(steps.config, align=align, pack_align=None)
+    align = config.segment_align(cp_size)
+    pairs = []
+    for table in steps.tables:
+        halved = msgspec.structs.replace(table, home=table.home // 2, padded=round_up(table.tokens, align))
+        plan = plan_step(halved, num_ranks=steps.num_ranks // 2, config=config, towers=steps.towers, cp_size=cp_size)
+        pairs.append((halved, plan))
+    return _ratio(pairs) / 2
+
+
+def with_deferral(steps: Steps) -> float:
+    """Return the time per work where outliers wait for their like, as `defer` has it; what waits at the end is trained last."""
+    config = msgspec.structs.replace(steps.config, defer=DEFER)
+    waiting: SampleTable | None = None
+    waited = np.zeros(0, np.int64)
+    pairs = []
+    for number, table in enumerate(steps.tables):
+        both = table if waiting is None else SampleTable.concatenate([waiting, table])
+        ages = np.concatenate([waited, np.zeros(len(table), np.int64)])
+        order = np.argsort(both.home, kind="stable")
+        both, ages = _rows(both, order), ages[order]
+        ending = number == len(steps.tables) - 1
+        waits = waiting_outliers(_gathered(both, ages), num_ranks=steps.num_ranks, limit=DEFER, ending=ending)
+        waiting, waited = _rows(both, waits), ages[waits] + 1
+        now = _rows(both, ~waits)
+        pairs.append((now, steps.plan(now, config)))
+    return _ratio(pairs)
+
+
+def _ratio(pairs: Sequence[tuple[SampleTable, StepPlan]]) -> float:
+    work = sum(int(table.cost[plan.rank >= 0].sum()) for table, plan in pairs)
+    return sum(plan.value for _, plan in pairs) / max(1, work)
+
+
+def _rows(table: SampleTable, index: np.ndarray) -> SampleTable:
+    return SampleTable(**{name: getattr(table, name)[index] for name in SampleTable.__struct_fields__})
+
+
+def _gathered(table: SampleTable, waited: np.ndarray) -> Gathered:
+    """Return rows as the scheduler gathers them: the rule of `defer` is in one place."""
+    cost = table.cost.reshape(len(table), -1)
+    rows = np.zeros(len(table), row_dtype(cost.shape[1]))
+    rows["cost"] = cost
+    rows["media"] = with_note(rows, waited)["media"]
+    return Gathered(rows, table.home, np.zeros(0, bool), 0)

@@ -1,0 +1,80 @@
+"""Plan a recorded step again: what the prediction says against what the run had."""
+
+import numpy as np
+
+from ...config import SchedulerConfig
+from ...plan import StepPlan, plan_step, planner_for
+from ...plan.describe import CODE_VERSION
+from ...stages.lists import plan_lists
+from .header import RunHeader
+from .record import RecordedStep
+
+_PLAN_STEP = f"{plan_step.__module__}.{plan_step.__qualname__}"
+
+
+def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> StepPlan:
+    """Plan the samples of a recorded step anew.
+
+    Args:
+        recorded: the step.
+        config: other settings; None for those of the run.
+
+    Returns:
+        The plan; with the settings of the run and the same version of the planner, the one that the run had.
+
+    Raises:
+        ValueError: the run was planned by a function of its own.
+    """
+    header = recorded.header
+    config = config or header.config
+    if config.scope == "microbatch":
+        return plan_lists(
+            recorded.table,
+            recorded.microbatch,
+            num_ranks=header.num_ranks,
+            config=config,
+            towers=header.towers,
+            cp_size=header.cp_size,
+        )
+    if not is_replayable(header):
+        raise ValueError(f"step {recorded.stats.step} was planned by {header.planner}, which a replay cannot call")
+    return planner_for(len(recorded.table))(
+        recorded.table,
+        num_ranks=header.num_ranks,
+        config=config,
+        towers=header.towers,
+        cp_size=header.cp_size,
+        node_of_rank=header.node_of_rank,
+        peers=header.peers,
+    )
+
+
+def is_replayable(header: RunHeader) -> bool:
+    """Return whether a run was planned by `plan_step`, and not by a function of its own."""
+    return header.planner == _PLAN_STEP
+
+
+def replay_differences(recorded: RecordedStep) -> list[str]:
+    """Plan a recorded step anew and compare; empty where all is equal, bit for bit.
+
+    Raises:
+        ValueError: the run was planned by a function of its own.
+    """
+    plan, stats = replay(recorded), recorded.stats
+    pairs = {
+        "imbalance": (stats.imbalance, plan.imbalance),
+        "gap": (stats.gap, plan.gap),
+        "moved_bytes": (stats.moved_bytes, plan.moved_bytes),
+        "moved_bytes_lower_bound": (stats.moved_bytes_lower_bound, plan.moved_bytes_lower_bound),
+        "num_microbatches": (recorded.num_microbatches, plan.num_microbatches),
+        "padded_tokens": (stats.padded_tokens, int(plan.padded.sum())),
+        "value": (recorded.value, plan.value),
+        "lower_bound": (recorded.lower_bound, plan.lower_bound),
+    }
+    found = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in pairs.items() if was != now]
+    moved = (recorded.rank != plan.rank) | (recorded.microbatch != plan.microbatch)
+    if moved.any():
+        found.append(f"{np.count_nonzero(moved)} of {len(moved)} samples lie elsewhere")
+    if found and recorded.header.code_version != CODE_VERSION:
+        found.append(f"recorded with planner {recorded.header.code_version}, this is {CODE_VERSION}")
+    return found
