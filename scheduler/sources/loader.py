@@ -1,11 +1,12 @@
 """`torch.utils.data.DataLoader`, whose order depends on random states."""
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
 from .base import skip
 
@@ -33,6 +34,7 @@ class LoaderSource:
         self._count = 0
         self._resume = False
         self._opened = False
+        self._last_epoch: int | None = None  # of the DistributedSampler; -1 once a warning was given
 
     def __iter__(self) -> Iterator[Any]:
         outside = torch.get_rng_state()
@@ -41,6 +43,7 @@ class LoaderSource:
             self._restore(self._start)
         else:
             self._start, self._count = self._record(), 0
+        self._note_epoch(resumed)
         self._opened = True
         iterator = self._read()
         # A sampler draws its seed at the first item. Reading that one here keeps the draw on the calling thread, in order
@@ -79,6 +82,19 @@ class LoaderSource:
             if self._loader.collate_fn is not default_collate or not any(text in str(error) for text in UNSTACKED):
                 raise
             raise type(error)(f"{error}; {HINT}") from error
+
+    def _note_epoch(self, resumed: bool) -> None:
+        """Warn once, on one rank, where two epochs have one order because `set_epoch` was left out."""
+        sampler: Any = next((one for one in self._owners().values() if isinstance(one, DistributedSampler)), None)
+        if sampler is None or not sampler.shuffle or self._last_epoch == -1:
+            return
+        if sampler.epoch == self._last_epoch and not resumed:
+            self._last_epoch = -1
+            if sampler.rank == 0:
+                text = f"the DistributedSampler's epoch is still {sampler.epoch}, so this epoch has the order of the one before"
+                warnings.warn(f"{text}: call sampler.set_epoch(epoch) before each epoch", RuntimeWarning, stacklevel=3)
+        else:
+            self._last_epoch = sampler.epoch
 
     def _generators(self) -> dict[str, torch.Generator]:
         found = {name: getattr(owner, "generator", None) for name, owner in self._owners().items()}

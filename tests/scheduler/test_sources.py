@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -157,6 +158,41 @@ class Ragged(torch.utils.data.Dataset):
         if index >= 4:
             raise IndexError(index)
         return {"input_ids": [0] * (3 + index) if self.as_list else torch.arange(3 + index)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "warns"),
+    [
+        ({}, [0, 0, 0], [1]),  # once
+        ({}, [0, 1, 1], [2]),
+        ({}, [0, 1, 2], []),
+        ({}, [3, 0, 3], []),
+        ({"shuffle": False}, [0, 0], []),
+        ({"rank": 1}, [0, 0], []),  # one rank says it for all
+    ],
+)
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_sampler_whose_epoch_is_never_set(settings, epochs, warns, batch_size):
+    sampler = DistributedSampler(range(NUM), **{"num_replicas": 2, "rank": 0, **settings})
+    source = as_source(DataLoader(range(NUM), batch_size=batch_size, sampler=sampler, collate_fn=lambda items: items))
+    found = []
+    for number, epoch in enumerate(epochs):
+        sampler.set_epoch(epoch)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert list(source)
+        found += [number for one in caught if "call sampler.set_epoch(epoch) before each epoch" in str(one.message)]
+    assert found == warns
+
+
+def test_a_resumed_epoch_is_the_one_of_before():
+    sampler = DistributedSampler(range(NUM), num_replicas=2, rank=0)
+    source = as_source(DataLoader(range(NUM), batch_size=None, sampler=sampler))
+    next(iter(source))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source.load_state_dict(source.state_dict())
+        list(source)
 
 
 def test_a_loader_that_accelerate_prepared_is_refused():
