@@ -23,6 +23,7 @@ from .errors import (
     UnsafeModelError,
 )
 from .fields import Field, FieldSet
+from .records import differences, plain
 from .rounding import round_up
 from .sample import TYPE_CODES, Sample, SampleLayout
 
@@ -49,5 +50,7 @@ __all__ = [
     "SpelledMediaTokenError",
     "UndeclaredFieldError",
     "UnsafeModelError",
+    "differences",
+    "plain",
     "round_up",
 ]

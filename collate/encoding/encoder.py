@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core import OversizeSampleError, Sample, SampleError, UndeclaredFieldError
+from ...core import OversizeSampleError, Sample, SampleError, UndeclaredFieldError, differences
 from ...models.adapter import ModelAdapter
 from ..masks import AssistantMaskError, MaskJob, TrainedTurns, assistant_turns, turn_weights
 from ..packs.batch import PackedBatch
@@ -23,7 +23,7 @@ from .process import Processed, TextProcessor
 from .render import ChatRenderer
 from .rendered import Written, write
 from .sample import sample_of
-from .settings import EncoderConfig, differences, settings_record
+from .settings import EncoderConfig, settings_record
 
 VERSION = 1
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from ...core import plain
 from ..masks import STRATEGIES, MaskPreset, preset_named
 
 OnEmptyMask = Literal["error", "drop", "keep"]
@@ -96,11 +97,6 @@ def settings_record(config: EncoderConfig, processor: Any, template: str | None,
     }
 
 
-def plain(value: Any) -> Any:
-    """Return a setting as JSON data."""
-    return json.loads(msgspec.json.encode(value))
-
-
 def digest(text: str) -> str:
     """Return a short fingerprint of a text."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -130,18 +126,3 @@ def media_processor_record(processor: Any) -> dict[str, Any] | None:
     statistics = {name: [float(one) for one in getattr(processor, name, None) or ()] for name in ("image_mean", "image_std")}
     # The backend (Pillow or torchvision) decides about interpolation, so its class is part of the record.
     return {"class": type(processor).__name__, **found, **statistics}
-
-
-def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two records, each with both values.
-
-    Example:
-        >>> differences({"max_pixels": 1, "preset": "auto"}, {"max_pixels": 2, "preset": "auto"})
-        ['max_pixels was 1, is 2']
-    """
-    names = [*recorded, *(name for name in current if name not in recorded)]
-    return [
-        f"{name} was {recorded.get(name)!r}, is {current.get(name)!r}"
-        for name in names
-        if plain(recorded.get(name)) != plain(current.get(name))
-    ]

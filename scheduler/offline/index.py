@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ...collate import SampleEncoder
-from ...collate.encoding.settings import differences, plain
+from ...core import differences, plain
 from ...models import ModelAdapter
 from ..plan.table import Ints
 from ..stages.describe import SampleCost
@@ -167,11 +167,7 @@ def start_parts(folder: Path, begun: Mapping[str, Any]) -> None:
         changed = [
             *differences(before["settings"], begun["settings"]),
             *(f"dataset: {one}" for one in differences(before["dataset"], begun["dataset"])),
-            *(
-                f"{name} was {before[name]!r}, is {begun[name]!r}"
-                for name in ("chunk", "on_error")
-                if before[name] != begun[name]
-            ),
+            *differences(*({name: one[name] for name in ("chunk", "on_error")} for one in (before, begun))),
         ]
         if changed:
             raise ValueError(

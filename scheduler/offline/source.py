@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...collate import SampleEncoder
-from ...core import SampleError
+from ...core import SampleError, differences
 from .plan import EpochPlanner, PlannedStep
 
 VERSION = 1
@@ -115,9 +115,6 @@ class OfflineSource:
     def _check(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != VERSION:
             raise ValueError(f"the state has version {state.get('version')}, this is version {VERSION}")
-        own = self._plan_record()
-        changed = [
-            f"{name} was {value!r}, is {own.get(name)!r}" for name, value in state["plan"].items() if own.get(name) != value
-        ]
+        changed = differences(state["plan"], self._plan_record())
         if changed:
             raise ValueError(f"the state belongs to another plan: {'; '.join(changed)}")

@@ -1,11 +1,15 @@
 """Plan a recorded step again: what the prediction says against what the run had."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from ....core import differences
 from ...config import SchedulerConfig
-from ...plan import StepPlan, plan_step, planner_for
+from ...plan import StepPlan, plan_step
 from ...plan.describe import CODE_VERSION
 from ...stages.lists import plan_lists
+from ..advice.what_if import Steps
 from .header import RunHeader
 from .record import RecordedStep
 
@@ -38,10 +42,16 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
         )
     if not is_replayable(header):
         raise ValueError(f"step {recorded.stats.step} was planned by {header.planner}, which a replay cannot call")
-    return planner_for(len(recorded.table))(
-        recorded.table,
+    return steps_of([recorded]).plan(recorded.table, config)
+
+
+def steps_of(recorded: Sequence[RecordedStep]) -> Steps:
+    """Return recorded steps of one header as they are planned again."""
+    header = recorded[-1].header
+    return Steps(
+        tables=[step.table for step in recorded],
+        config=header.config,
         num_ranks=header.num_ranks,
-        config=config,
         towers=header.towers,
         cp_size=header.cp_size,
         node_of_rank=header.node_of_rank,
@@ -61,17 +71,11 @@ def replay_differences(recorded: RecordedStep) -> list[str]:
         ValueError: the run was planned by a function of its own.
     """
     plan, stats = replay(recorded), recorded.stats
-    pairs = {
-        "imbalance": (stats.imbalance, plan.imbalance),
-        "gap": (stats.gap, plan.gap),
-        "moved_bytes": (stats.moved_bytes, plan.moved_bytes),
-        "moved_bytes_lower_bound": (stats.moved_bytes_lower_bound, plan.moved_bytes_lower_bound),
-        "num_microbatches": (recorded.num_microbatches, plan.num_microbatches),
-        "padded_tokens": (stats.padded_tokens, int(plan.padded.sum())),
-        "value": (recorded.value, plan.value),
-        "lower_bound": (recorded.lower_bound, plan.lower_bound),
-    }
-    found = [f"{name} was {was!r}, is {now!r}" for name, (was, now) in pairs.items() if was != now]
+    names = ("imbalance", "gap", "moved_bytes", "moved_bytes_lower_bound")
+    was = {name: getattr(stats, name) for name in names} | {"padded_tokens": stats.padded_tokens}
+    was |= {name: getattr(recorded, name) for name in ("num_microbatches", "value", "lower_bound")}
+    now = {name: int(plan.padded.sum()) if name == "padded_tokens" else getattr(plan, name) for name in was}
+    found = differences(was, now)
     moved = (recorded.rank != plan.rank) | (recorded.microbatch != plan.microbatch)
     if moved.any():
         found.append(f"{np.count_nonzero(moved)} of {len(moved)} samples lie elsewhere")
