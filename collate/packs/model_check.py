@@ -78,18 +78,18 @@ def check_batch(batch: Row, inner: nn.Module, names: frozenset[str]) -> None:
         UnsafeModelError: a shard, for a transformers model.
     """
     if MASK not in names:
-        check_spelled(batch.num_spelled, inner, MASK)
+        check_spelled(batch.num_spelled, type(inner).__name__, MASK)
     if batch.cp_size > 1 and is_transformers_model(inner):
         shard = f"shard {batch.cp_rank} of {batch.cp_size}"
         raise UnsafeModelError(f"{type(inner).__name__} cannot run {shard}: its boundaries fit whole rows only")
 
 
-def check_spelled(num_spelled: int, inner: nn.Module, lacking: str) -> None:
+def check_spelled(num_spelled: int, model: str, lacking: str) -> None:
     """Refuse a pack whose text spells media tokens, for a model that cannot be told which ids are anchors.
 
     Args:
         num_spelled: tokens that text of the pack spells like a media token.
-        inner: the unwrapped model.
+        model: its name.
         lacking: the arguments, of which the model takes none, that would tell it.
 
     Raises:
@@ -97,8 +97,8 @@ def check_spelled(num_spelled: int, inner: nn.Module, lacking: str) -> None:
     """
     if num_spelled:
         raise SpelledMediaTokenError(
-            f"text of this pack spells a media token {num_spelled} times, and {type(inner).__name__} goes by ids alone: it "
-            f"takes no {lacking}. evenpack.models.prepare_model(model) makes a transformers model take it."
+            f"text of this pack spells a media token {num_spelled} times, and {model} goes by ids alone: it takes no "
+            f"{lacking}. evenpack.models.prepare_model(model) makes a transformers model take it."
         )
 
 

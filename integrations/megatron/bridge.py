@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ...collate.packs.model_check import MASK, check_spelled
+
 #: Fields that describe pixels, under the names that Bridge's models take.
 VISUAL = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 
@@ -35,7 +37,11 @@ def to_bridge(microbatch: Mapping[str, Any]) -> dict[str, Any]:
         `tokens` and `input_ids`, `position_ids` `[1, T]` or `[3, 1, T]`, `labels`, `loss_mask` where the stage has them; the
         boundaries `cu_seqlens_q`, `cu_seqlens_kv`, and their padded ones where something is padded; `max_seqlen_q` and
         `max_seqlen_kv` on the host; `attention_mask` None; `visual_inputs`.
+
+    Raises:
+        SpelledMediaTokenError: text spells a media token: Bridge's models place features by ids alone.
     """
+    check_spelled(microbatch["num_spelled"], "a model of Megatron-Bridge", MASK)
     real, padded = microbatch["cu_seqlens"], microbatch["cu_seqlens_padded"]
     rows = {name: microbatch[name][None] for name in ("tokens", "labels", "loss_mask") if name in microbatch}
     found: dict[str, Any] = {

@@ -59,7 +59,7 @@ def model_arguments(batch: StageBatch, model: Any) -> dict[str, Any]:
     check_structure(model, names, is_megatron=True)
     check_model(model, Ranks.of().cp_size)
     if names.isdisjoint(_ANCHORS):
-        check_spelled(batch.num_spelled, model, " or ".join(_ANCHORS))
+        check_spelled(batch.num_spelled, kind.__name__, " or ".join(_ANCHORS))
     offered = {
         **batch.further,
         "input_ids": batch.tokens,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from evenpack.core import SpelledMediaTokenError, UnsafeModelError
-from evenpack.integrations.megatron import forward_step
+from evenpack.integrations.megatron import forward_step, to_bridge
 from evenpack.models import adapter_for
 
 from .helpers import Samples, on_ranks, own_sample, place, wrap
@@ -49,6 +49,18 @@ def test_models_are_refused_as_by_forward_kwargs(names, attributes, spells, erro
             return True
         with pytest.raises(error, match=text):
             forward_step(iterator, model)
+        return True
+
+    assert on_ranks(body, 1) == [True]
+
+
+def test_bridge_places_features_by_ids_alone():
+    sample = {"input_ids": torch.tensor([1, IMAGE, 3]), "sample_id": "a"}
+
+    def body():
+        iterator, _, _, _ = wrap(Samples([sample]), 1, adapter=QWEN)
+        with pytest.raises(SpelledMediaTokenError, match="media token 1 times, and a model of Megatron-Bridge goes by ids"):
+            to_bridge(next(iterator))
         return True
 
     assert on_ranks(body, 1) == [True]
