@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     build.add_argument("--on-error", choices=("error", "skip"), default="error", help="examples that cannot be encoded")
     build.add_argument("--ignore", nargs="*", default=(), metavar="COLUMN", help="columns of the dataset to leave aside")
     build.add_argument("--quiet", action="store_true", help="no progress bar")
-    build.set_defaults(run=run_build)
+    build.set_defaults(run=_run_build)
     show = actions.add_parser("show", help="print what an index holds, and what a plan of it would look like")
     show.add_argument("index", type=Path, help="folder of the index")
     show.add_argument("--json", action="store_true", help="as JSON")
@@ -32,10 +32,10 @@ def add_parser(subparsers: Any) -> None:
     show.add_argument("--max-tokens", type=int, default=8192, help="capacity of a pack of that plan (default: 8192)")
     show.add_argument("--samples-per-step", type=int, default=32, help="samples of each rank in a step (default: 32)")
     show.add_argument("--sync", choices=("step", "microbatch"), default="step")
-    show.set_defaults(run=run_show)
+    show.set_defaults(run=_run_show)
 
 
-def run_build(arguments: argparse.Namespace) -> int:
+def _run_build(arguments: argparse.Namespace) -> int:
     """Build the index and print what it holds."""
     from ..scheduler import OfflineIndex
     from ..scheduler.offline import open_dataset
@@ -56,11 +56,11 @@ def run_build(arguments: argparse.Namespace) -> int:
         on_error=arguments.on_error,
         progress=not arguments.quiet,
     )
-    print(text_of(summary(index)))
+    print(_text_of(summary(index)))
     return 0
 
 
-def run_show(arguments: argparse.Namespace) -> int:
+def _run_show(arguments: argparse.Namespace) -> int:
     """Print what an index holds.
 
     Raises:
@@ -74,8 +74,8 @@ def run_show(arguments: argparse.Namespace) -> int:
     check_int("--samples-per-step", arguments.samples_per_step, 1)
     shown = summary(index)
     if arguments.ranks is not None:
-        shown |= plan_summary(index, arguments)
-    print(json.dumps(shown, indent=1) if arguments.json else text_of(shown))
+        shown |= _plan_summary(index, arguments)
+    print(json.dumps(shown, indent=1) if arguments.json else _text_of(shown))
     return 0
 
 
@@ -95,7 +95,7 @@ def summary(index: Any) -> dict[str, Any]:
     }
 
 
-def plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+def _plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the first epoch would look like, planned.
 
     Raises:
@@ -129,7 +129,7 @@ def plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def text_of(shown: dict[str, Any]) -> str:
+def _text_of(shown: dict[str, Any]) -> str:
     """Return plain data as lines of text."""
     lines = []
     for name, value in shown.items():

@@ -11,7 +11,7 @@ from .. import __version__  # pyright: ignore[reportMissingImports]
 from . import doctor, index, masks, plan, report
 
 #: Modules of the subcommands, in the order of the help page.
-COMMANDS: tuple[ModuleType, ...] = (masks, index, plan, report, doctor)
+_COMMANDS: tuple[ModuleType, ...] = (masks, index, plan, report, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"evenpack {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
+    for command in _COMMANDS:
         command.add_parser(subparsers)
     return parser
 

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = {"messages", "tools", "images", "videos", "text", "sample_id"}
     sample = encoder.encode({name: value for name, value in example.items() if name in known}, arguments.example)
     coloured = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-    print(painted(sample, encoder.tokenizer, coloured))
+    print(_painted(sample, encoder.tokenizer, coloured))
     trains = int((sample["loss_weights"] > 0).sum())
     name = encoder.preset.name if encoder.preset else "unknown"
     print(f"\n{trains} of {len(sample['input_ids'])} tokens train; format {name}, found by: {sample['mask_strategy']}")
@@ -84,7 +84,7 @@ def read_example(path: Path, number: int) -> dict[str, Any]:
     return {"messages": data} if isinstance(data, list) else data
 
 
-def painted(sample: dict[str, Any], tokenizer: Any, coloured: bool) -> str:
+def _painted(sample: dict[str, Any], tokenizer: Any, coloured: bool) -> str:
     """Return a sample's text, what trains in colour or in brackets; runs of media tokens are written as their number."""
     opening, closing = (GREEN, RESET) if coloured else (OPEN, CLOSE)
     ids, weights = sample["input_ids"].tolist(), sample["loss_weights"].tolist()

@@ -11,9 +11,9 @@ MOST_RANKS, MOST_SAMPLES = 4096, 1_048_576
 #: Samples that are planned where nobody says how many steps, and the fewest and most steps.
 SAMPLES_PLANNED, FEWEST_STEPS, MOST_STEPS = 16_384, 4, 32
 #: Prefix of built-in workloads in the place of a file.
-WORKLOAD = "workload:"
+_WORKLOAD = "workload:"
 
-EXAMPLES = """examples:
+_EXAMPLES = """examples:
   evenpack plan lengths.jsonl --ranks 64 --max-tokens 8192
   evenpack plan train.parquet --column num_tokens --ranks 64 --max-tokens 8192 --sync microbatch --html plan.html
   evenpack plan workload:image-text --ranks 16
@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         help="what packing would gain on your lengths, before you train",
         description="Simulate steps on given lengths: cost, padding, imbalance and bytes moved, beside other ways to batch.",
-        epilog=EXAMPLES,
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help="file of lengths, or workload:NAME (see below)")
@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     from .what_if.result import Answer, as_dict, as_page, as_text
     from .what_if.simulate import METHODS, advice_on, simulate
 
-    pool, max_tokens = read_pool(arguments)
-    setting = make_setting(arguments, max_tokens, pool.cost_of)
+    pool, max_tokens = _read_pool(arguments)
+    setting = _make_setting(arguments, max_tokens, pool.cost_of)
     fitted = fit_pool(pool, setting.config)
     total = setting.steps * len(METHODS)
     with tqdm(total=total, desc="planning", unit="plan", leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -117,7 +117,7 @@ def check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--html: no folder {arguments.html.parent}")
 
 
-def read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
+def _read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
     """Return the samples with their costs, and the capacity of a pack per GPU.
 
     Raises:
@@ -128,13 +128,13 @@ def read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
 
     batch = arguments.ranks * arguments.samples_per_step
     name = arguments.workload
-    if name is None and arguments.lengths.startswith(WORKLOAD):
-        name = arguments.lengths.removeprefix(WORKLOAD)
+    if name is None and arguments.lengths.startswith(_WORKLOAD):
+        name = arguments.lengths.removeprefix(_WORKLOAD)
     if name is not None:
         for option in ("column", "grids", "vision_tokens"):
             if getattr(arguments, option) is not None:
                 raise ValueError(f"--{option.replace('_', '-')} names a column of a file, and workload {name!r} is built in")
-        count = max(batch, min(default_steps(arguments) * batch, SAMPLES_PLANNED))
+        count = max(batch, min(_default_steps(arguments) * batch, SAMPLES_PLANNED))
         samples, capacity = workload_samples(name, count, arguments.seed)
         max_tokens = arguments.max_tokens or capacity // arguments.cp
     else:
@@ -149,14 +149,14 @@ def read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
     return make_pool(samples, cost_of), max_tokens
 
 
-def default_steps(arguments: argparse.Namespace) -> int:
+def _default_steps(arguments: argparse.Namespace) -> int:
     """Return the number of steps: as asked for, or enough for steady means."""
     batch = arguments.ranks * arguments.samples_per_step
     asked: int | None = arguments.steps
     return asked or min(max(SAMPLES_PLANNED // batch, FEWEST_STEPS), MOST_STEPS)
 
 
-def make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) -> Any:
+def _make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) -> Any:
     """Return what is simulated; the GPUs that share a pack count as one with their common room.
 
     Raises:
@@ -183,7 +183,7 @@ def make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) -
         towers=cost_of.towers,
         num_ranks=arguments.ranks,
         samples_per_step=arguments.samples_per_step,
-        steps=default_steps(arguments),
+        steps=_default_steps(arguments),
         seed=arguments.seed,
         config=config,
     )

@@ -24,10 +24,10 @@ def examine(arguments: argparse.Namespace) -> Examined:
     Returns:
         The findings of all ranks, on every rank; where the group breaks, those of this rank.
     """
-    findings = look_alone(arguments)
+    findings = _look_alone(arguments)
     began = False
     try:
-        began = join_job(arguments.timeout)
+        began = _join_job(arguments.timeout)
         groups = ProcessGroups.from_world()
         config = SchedulerConfig(max_tokens=8, samples_per_step=1, timeout=arguments.timeout, transport=arguments.transport)
         channel = open_channel(groups, config)
@@ -35,7 +35,7 @@ def examine(arguments: argparse.Namespace) -> Examined:
         findings.append(_group_failed(error))
         return _alone(findings)
     try:
-        findings += look_together(channel, arguments)
+        findings += _look_together(channel, arguments)
         everyone = gather_bytes(channel.steps, msgspec.json.encode(findings))
         by_rank = {rank: msgspec.json.decode(data, type=list[Finding]) for rank, data in enumerate(everyone)}
         return Examined(num_ranks=groups.num_ranks, prints=groups.rank == 0, findings=merge(by_rank))
@@ -49,7 +49,7 @@ def examine(arguments: argparse.Namespace) -> Examined:
             dist.destroy_process_group()
 
 
-def join_job(timeout: float) -> bool:
+def _join_job(timeout: float) -> bool:
     """Join the job that torchrun started, if it did, as a training script does; return whether this did.
 
     Raises:
@@ -67,7 +67,7 @@ def join_job(timeout: float) -> bool:
     return True
 
 
-def look_alone(arguments: argparse.Namespace) -> list[Finding]:
+def _look_alone(arguments: argparse.Namespace) -> list[Finding]:
     """Return what this process finds by itself."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     nodes = int(os.environ.get("WORLD_SIZE", "1")) // max(1, local_ranks)
@@ -90,7 +90,7 @@ def look_alone(arguments: argparse.Namespace) -> list[Finding]:
     return [finding for check in checks if (finding := check()) is not None]
 
 
-def look_together(channel: Channel, arguments: argparse.Namespace) -> list[Finding]:
+def _look_together(channel: Channel, arguments: argparse.Namespace) -> list[Finding]:
     """Return what the ranks find together; collective."""
     steps = channel.steps
     kind = type(steps).__name__.removesuffix("Transport").lower()

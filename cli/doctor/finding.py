@@ -8,7 +8,7 @@ Level = Literal["ok", "note", "wrong"]
 
 
 #: Findings that one rank makes for its machine.
-MACHINE_WIDE = ("memory",)
+_MACHINE_WIDE = ("memory",)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,9 @@ def as_text(examined: Examined) -> str:
     for seen in examined.findings:
         finding = seen.finding
         where = (
-            "" if len(seen.ranks) == examined.num_ranks or finding.name in MACHINE_WIDE else f" (rank {ranks_text(seen.ranks)})"
+            ""
+            if len(seen.ranks) == examined.num_ranks or finding.name in _MACHINE_WIDE
+            else f" (rank {_ranks_text(seen.ranks)})"
         )
         level = finding.level.upper() if finding.level == "wrong" else finding.level
         lines.append(f"{level:<5}  {finding.name.ljust(width)}  {finding.text}{where}")
@@ -99,11 +101,11 @@ def as_text(examined: Examined) -> str:
     return "\n".join(lines)
 
 
-def ranks_text(ranks: list[int]) -> str:
+def _ranks_text(ranks: list[int]) -> str:
     """Return ranks as ranges.
 
     Example:
-        >>> ranks_text([0, 1, 2, 5, 7, 8])
+        >>> _ranks_text([0, 1, 2, 5, 7, 8])
         '0-2, 5, 7-8'
     """
     parts: list[list[int]] = []

@@ -26,10 +26,10 @@ from . import local
 from .finding import Finding
 
 #: Clocks that differ by more make logs of several machines useless.
-MOST_SKEW = 1.0
+_MOST_SKEW = 1.0
 #: Bandwidth between ranks below which something slower than the network is in use, in bytes a second.
-LEAST_BANDWIDTH = 100e6
-ROUNDS = 5
+_LEAST_BANDWIDTH = 100e6
+_ROUNDS = 5
 #: Rows of a rank that a gather is timed with, and the bytes of each.
 ROWS, ROW_BYTES = 64, 40
 
@@ -58,7 +58,7 @@ def is_fine_everywhere(transport: Transport, findings: list[Finding]) -> bool:
 def check_wire(channel: Channel) -> Finding:
     """Send a sample to the next rank and back, as blocks: what returns must be what left."""
     transport, exchanger = channel.steps, Exchanger(channel.steps)
-    mine = wire_sample(transport.rank)
+    mine = _wire_sample(transport.rank)
     error = None
     returned = mine
     for places in (1, -1):
@@ -70,7 +70,7 @@ def check_wire(channel: Channel) -> Finding:
         return Finding(name="wire", level="wrong", text=f"{type(error).__name__}: {error}", fix=_WIRE_FIX)
     broken = differences(mine, returned)
     after = (transport.rank + 1) % transport.num_ranks
-    if returned.sample_id == wire_name(after) != mine.sample_id:
+    if returned.sample_id == _wire_name(after) != mine.sample_id:
         text = f"rank {after} could not read the sample that it got from here"
         return Finding(name="wire", level="wrong", text=text, fix=_WIRE_FIX)
     if broken:
@@ -85,12 +85,12 @@ def check_wire(channel: Channel) -> Finding:
 _WIRE_FIX = "the network, or memory, changes data: try --transport host, and look at the machine's hardware logs"
 
 
-def wire_name(rank: int) -> str:
+def _wire_name(rank: int) -> str:
     """Return the name of a rank's sample."""
     return f"from rank {rank}"
 
 
-def wire_sample(rank: int) -> Sample:
+def _wire_sample(rank: int) -> Sample:
     """Return a sample with text, an image, labels and a name, different on every rank."""
     rng, adapter = np.random.default_rng(rank), adapter_for("qwen2_5_vl")
     text = rng.integers(0, 30_000, int(rng.integers(5, 50))).tolist()
@@ -99,7 +99,7 @@ def wire_sample(rank: int) -> Sample:
         "input_ids": torch.tensor([*text, adapter.vision_start, *anchors, adapter.vision_end]),
         "pixel_values": torch.from_numpy(rng.standard_normal((16, adapter.patch_dim), dtype=np.float32)),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),
-        "sample_id": wire_name(rank),
+        "sample_id": _wire_name(rank),
     }
     return prepare_sample(raw, adapter=adapter)
 
@@ -112,13 +112,13 @@ def shift(exchanger: Exchanger, transport: Transport, sample: Sample, places: in
         block.write(data.numpy(), data.data_ptr(), row=0, digest=0)
         return read_block(data, row=0, digest=0)
     sizes = [size for [size] in _all(transport, [block.nbytes])]
-    plan, table = ring_plan(sizes, places)
+    plan, table = _ring_plan(sizes, places)
     received = exchanger(table, plan, [Described(block, np.zeros(()))])
     [found] = received.values()
     return found
 
 
-def ring_plan(nbytes: list[int], places: int) -> tuple[StepPlan, SampleTable]:
+def _ring_plan(nbytes: list[int], places: int) -> tuple[StepPlan, SampleTable]:
     """Return a plan that moves each rank's one sample so many ranks on."""
     ranks = len(nbytes)
     table = SampleTable.from_lengths([1] * ranks, home=np.arange(ranks), nbytes=nbytes)
@@ -146,7 +146,7 @@ def check_clocks(transport: Transport) -> Finding:
     """
     best, stamps = float("inf"), np.zeros(transport.num_ranks)
     empty = np.zeros(8, np.uint8)
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         start = time.monotonic()
         transport.gather(empty)
         mine = np.array([clock()])
@@ -160,7 +160,7 @@ def check_clocks(transport: Transport) -> Finding:
     stamps = np.array(_all(transport, stamps.tolist())[0])
     far = int(np.argmax(np.abs(stamps - np.median(stamps))))
     figures = {"skew_seconds": skew, "round_trip_seconds": best}
-    if skew - best > MOST_SKEW:
+    if skew - best > _MOST_SKEW:
         text = f"clocks differ by {skew:.2f} s (rank {far} most), so logs of several machines cannot be put in order"
         return Finding(name="clocks", level="wrong", text=text, fix="synchronise them (chrony, ntpd)", figures=figures)
     return Finding(
@@ -191,7 +191,7 @@ def _measure_exchange(channel: Channel, megabytes: float) -> Finding:
     transport, exchanger = channel.steps, Exchanger(channel.steps)
     sample = _large_sample(megabytes)
     block, ranks, rank = Block.of(sample), transport.num_ranks, transport.rank
-    plan, table = ring_plan([block.nbytes] * ranks, 1)
+    plan, table = _ring_plan([block.nbytes] * ranks, 1)
     mine = [Described(block, np.zeros(()))]
     send, receive = [0] * ranks, [0] * ranks
     send[(rank + 1) % ranks] = receive[(rank - 1) % ranks] = block.nbytes
@@ -208,7 +208,7 @@ def _measure_exchange(channel: Channel, megabytes: float) -> Finding:
         f"{bare_rate / 1e6:,.0f} MB/s"
     )
     figures = {"bytes_per_second": rate, "bare_bytes_per_second": bare_rate, "bytes": block.nbytes}
-    if rate < LEAST_BANDWIDTH:
+    if rate < _LEAST_BANDWIDTH:
         fix = "gloo may be on a slow network: set GLOO_SOCKET_IFNAME to the fast one's interface"
         return Finding(name="exchange", level="note", text=text, fix=fix, figures=figures)
     return Finding(name="exchange", text=text, figures=figures)
@@ -229,7 +229,7 @@ def _large_sample(megabytes: float) -> Sample:
 def _turns(transport: Transport, ours: Callable[[], Any], bare: Callable[[], Any]) -> tuple[float, float]:
     """Return the median seconds of two collectives, run in turn, on the slowest rank; the first round is not counted."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS + 1):
+    for _ in range(_ROUNDS + 1):
         for spent, call in zip(seconds, (ours, bare), strict=True):
             dist.barrier()
             start = time.perf_counter()

@@ -12,21 +12,21 @@ from typing import Any
 from .finding import Finding
 
 #: Libraries by the name that they are installed under.
-LIBRARIES = (
+_LIBRARIES = (
     "torch", "numpy", "numba", "msgspec", "xxhash", "transformers", "accelerate", "megatron-core", "transformer-engine",
 )  # fmt: skip
 #: Host memory of a rank below which pinned buffers of large steps may not find room, in bytes.
-LEAST_MEMORY = 2 << 30
+_LEAST_MEMORY = 2 << 30
 #: Shared memory below which workers of a DataLoader die with a bus error, in bytes.
-LEAST_SHARED = 1 << 30
+_LEAST_SHARED = 1 << 30
 #: Compiling the planner takes longer than this; loading it from the cache does not.
-COLD_SECONDS = 8.0
+_COLD_SECONDS = 8.0
 
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of what is used; None where a library is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in LIBRARIES:
+    for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -86,7 +86,7 @@ def cache_folder() -> Path | None:
 def check_cache(folder: Path | None) -> Finding:
     """See that the compiled planner can be kept, and load or compile it."""
     fix = "set NUMBA_CACHE_DIR to a folder on a local disk that every rank of the machine can write to"
-    if folder is None or not can_write(folder):
+    if folder is None or not _can_write(folder):
         where = "no folder" if folder is None else f"{folder}, which"
         text = f"the compiled planner is kept in {where} can be written: every start compiles it anew, about a minute"
         if folder is None:
@@ -97,11 +97,11 @@ def check_cache(folder: Path | None) -> Finding:
     start = time.monotonic()
     warm_up()
     seconds = time.monotonic() - start
-    state = "was compiled just now, and is there from now on" if seconds > COLD_SECONDS else "is there"
+    state = "was compiled just now, and is there from now on" if seconds > _COLD_SECONDS else "is there"
     return Finding(name="numba cache", text=f"the compiled planner {state}: {folder}", figures={"seconds": round(seconds, 2)})
 
 
-def can_write(folder: Path) -> bool:
+def _can_write(folder: Path) -> bool:
     """Return whether a file can be made in a folder, or in one that can be made; asking for permissions is not enough."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,10 +124,10 @@ def check_memory(available: int | None, shared: int | None, local_ranks: int) ->
     each = available // local_ranks
     text = f"{_gib(available)} of host memory are free, {_gib(each)} a rank"
     figures = {"available": available, "shared": shared, "local_ranks": local_ranks}
-    if each < LEAST_MEMORY:
+    if each < _LEAST_MEMORY:
         fix = "less in the loader (num_workers, prefetch_factor) or fewer ranks a machine: a step's moved samples are buffered"
         return Finding(name="memory", level="wrong", text=text, fix=fix, figures=figures)
-    if shared is not None and shared < LEAST_SHARED:
+    if shared is not None and shared < _LEAST_SHARED:
         text += f"; only {_gib(shared)} of shared memory"
         fix = "a container needs --shm-size or --ipc=host where a DataLoader has workers"
         return Finding(name="memory", level="note", text=text, fix=fix, figures=figures)

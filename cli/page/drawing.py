@@ -13,9 +13,9 @@ from .style import layout
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: Ranks that are drawn; of more, the most and the least loaded and some between.
-MOST_RANKS = 16
+_MOST_RANKS = 16
 #: Segments that a browser draws quickly; with more, fewer ranks are drawn.
-MOST_SEGMENTS = 6000
+_MOST_SEGMENTS = 6000
 #: Shades of neighbouring packs, of segments that stayed where they were read and of those that moved.
 STAYED, MOVED = ("#2563a6", "#6fa3d8"), ("#d9722e", "#f0b37e")
 
@@ -43,8 +43,8 @@ def step_figure(drawn: DrawnStep) -> tuple[Any, str, int]:
     found = segments(drawn, ranks)
     moved = drawn.table.home[found.sample] != found.rank
     row = np.searchsorted(ranks, found.rank)
-    texts = hover_texts(drawn, found)
-    by_pack = order_of(found)
+    texts = _hover_texts(drawn, found)
+    by_pack = _order_of(found)
     figure = go.Figure(layout=layout(barmode="overlay", bargap=0.18, yaxis_title="rank", dragmode=False))
     for name, chosen, shades in (("stays on its rank", ~moved, STAYED), ("moved here", moved, MOVED)):
         index = by_pack[chosen[by_pack]]
@@ -76,7 +76,7 @@ def drawn_ranks(drawn: DrawnStep) -> Ints:
     """Return the ranks to draw, ascending: all of few; else the most and the least loaded and some between."""
     plan = drawn.plan
     share = max(1, len(drawn.table) // plan.num_ranks)
-    most = max(2, min(MOST_RANKS, MOST_SEGMENTS // share))
+    most = max(2, min(_MOST_RANKS, _MOST_SEGMENTS // share))
     if plan.num_ranks <= most:
         return np.arange(plan.num_ranks)
     by_load = np.argsort(-plan.cost.sum(axis=(1, 2)), kind="stable")
@@ -110,7 +110,7 @@ def segments(drawn: DrawnStep, ranks: Ints) -> Segments:
     return Segments(**dict(zip(Segments.__struct_fields__, joined, strict=True)))
 
 
-def order_of(found: Segments) -> Ints:
+def _order_of(found: Segments) -> Ints:
     """Return the order in which segments are drawn: dark shades first, since the legend takes the first colour."""
     return np.argsort(found.microbatch % 2, kind="stable")
 
@@ -125,7 +125,7 @@ def pack_starts(drawn: DrawnStep) -> Ints:
     return np.asarray(np.broadcast_to(np.cumsum(slowest) - slowest, cost.shape[:2]), np.int64)
 
 
-def hover_texts(drawn: DrawnStep, found: Segments) -> list[str]:
+def _hover_texts(drawn: DrawnStep, found: Segments) -> list[str]:
     """Return what is shown of each segment."""
     table, plan = drawn.table, drawn.plan
     weight = table.cost.reshape(len(table), -1).sum(axis=1)
@@ -152,7 +152,7 @@ def _capacity(drawn: DrawnStep) -> int:
 def _views(drawn: DrawnStep, found: Segments, moved: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """Return the buttons that change from time to tokens and back."""
 
-    by_pack = order_of(found)
+    by_pack = _order_of(found)
 
     def button(label: str, kind: str, where: Floats, title: str) -> dict[str, Any]:
         parts = [where[by_pack[chosen[by_pack]]].round(6) for chosen in (~moved, moved)]

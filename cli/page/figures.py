@@ -14,9 +14,9 @@ from .style import ACCENT, BEFORE, COLOURS, layout
 
 Floats = npt.NDArray[np.float64]
 #: Longer curves are drawn as means of neighbouring steps.
-MOST_POINTS = 1500
+_MOST_POINTS = 1500
 #: Bars of the histogram, equally wide on a logarithmic axis.
-BINS_PER_OCTAVE = 3
+_BINS_PER_OCTAVE = 3
 
 
 class Titled(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ def _figures(run: RunView, edges: Floats, top: float, lowest: float) -> list[Tit
             Titled(
                 title=run.load_title,
                 note="Relative to the mean. All ranks wait for the most loaded one.",
-                figure=load_figure(*_relative(run), top),
+                figure=_load_figure(*_relative(run), top),
             )
         )
     if run.drawn is not None:
@@ -71,7 +71,7 @@ def _figures(run: RunView, edges: Floats, top: float, lowest: float) -> list[Tit
     return found
 
 
-def load_figure(before: Floats, after: Floats, top: float) -> Any:
+def _load_figure(before: Floats, after: Floats, top: float) -> Any:
     """Bars before, dots after, one of each per rank."""
     import plotly.graph_objects as go
 
@@ -114,7 +114,7 @@ def curve_figure(curves: Sequence[Curve], lowest: float) -> Any:
 
 
 def thinned(values: Floats, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return at most `MOST_POINTS` places and values: means over equally many step numbers, NaN where none of them is there.
+    """Return at most `_MOST_POINTS` places and values: means over equally many step numbers, NaN where none of them is there.
 
     Args:
         values: `[S]`.
@@ -125,7 +125,7 @@ def thinned(values: Floats, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Flo
         [[5.0, 6.0, 7.0, 8.0], [1.0, 3.0, nan, 2.0]]
     """
     span = int(numbers[-1] - numbers[0]) + 1
-    width = -(-span // MOST_POINTS)
+    width = -(-span // _MOST_POINTS)
     block = (numbers - numbers[0]) // width
     counts = np.bincount(block).astype(np.float64)
     middle = numbers[0] + np.arange(len(counts)) * width + (width - 1) / 2
@@ -141,13 +141,13 @@ def _has_lone_points(values: Floats) -> bool:
 
 
 def length_edges(lengths: Sequence[Floats]) -> Floats:
-    """Return edges that hold all lengths, `BINS_PER_OCTAVE` bins for each doubling."""
+    """Return edges that hold all lengths, `_BINS_PER_OCTAVE` bins for each doubling."""
     together = np.concatenate([np.empty(0), *lengths])
     if not len(together):
         return np.array([1.0, 2.0])
-    low = np.floor(np.log2(max(together.min(), 1)) * BINS_PER_OCTAVE)
-    high = np.floor(np.log2(max(together.max(), 1)) * BINS_PER_OCTAVE) + 1
-    edges: Floats = 2 ** (np.arange(low, high + 1) / BINS_PER_OCTAVE)
+    low = np.floor(np.log2(max(together.min(), 1)) * _BINS_PER_OCTAVE)
+    high = np.floor(np.log2(max(together.max(), 1)) * _BINS_PER_OCTAVE) + 1
+    edges: Floats = 2 ** (np.arange(low, high + 1) / _BINS_PER_OCTAVE)
     return edges
 
 

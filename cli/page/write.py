@@ -6,7 +6,7 @@ from typing import Any
 from .data import PageData
 
 #: Buttons of the figures that make sense on a page that nobody edits.
-CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False, "scrollZoom": False, "doubleClick": "reset"}
+_CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False, "scrollZoom": False, "doubleClick": "reset"}
 
 
 def write_page(path: str | Path, data: PageData) -> None:
@@ -64,7 +64,7 @@ def render(data: PageData) -> str:
 
     def markup(figure: Any, name: str) -> Any:
         return environment.filters["safe"](
-            to_html(figure, full_html=False, include_plotlyjs=False, config=CONFIG, div_id=name, default_height="100%")
+            to_html(figure, full_html=False, include_plotlyjs=False, config=_CONFIG, div_id=name, default_height="100%")
         )
 
     columns = []

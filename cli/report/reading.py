@@ -21,9 +21,9 @@ from ...scheduler.telemetry.summary import Summary
 
 Floats = npt.NDArray[np.float64]
 #: Steps that other settings are tried on: the last ones.
-ADVICE_STEPS = 8
+_ADVICE_STEPS = 8
 #: Lengths that a histogram is drawn of, at most twice as many.
-MANY_LENGTHS = 200_000
+_MANY_LENGTHS = 200_000
 #: Differing steps that are listed.
 MOST_LISTED = 5
 
@@ -161,7 +161,7 @@ class _Keeper:
         self._num_slowest, self._replay, self._pictures = num_slowest, replay, pictures
         self.stats: list[StepStats] = []
         self.slow: list[SlowStep] = []
-        self.window: deque[RecordedStep] = deque(maxlen=ADVICE_STEPS)
+        self.window: deque[RecordedStep] = deque(maxlen=_ADVICE_STEPS)
         self.differing: list[tuple[int, list[str]]] = []
         self.settings: dict[str, list[tuple[int, Any]]] = {}
         self.num_bytes = 0
@@ -226,7 +226,7 @@ class _Keeper:
             self._loads[name] = load if before is None or len(before) != ranks else before + load
         if len(self.stats) % self._stride == 0:
             self._lengths.append(table.tokens)
-            if sum(map(len, self._lengths)) > 2 * MANY_LENGTHS:
+            if sum(map(len, self._lengths)) > 2 * _MANY_LENGTHS:
                 self._lengths, self._stride = self._lengths[::2], 2 * self._stride
 
     def pictures(self) -> Pictures:

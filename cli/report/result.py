@@ -9,7 +9,7 @@ from ..what_if.result import scaled
 from .reading import MOST_LISTED, Report
 
 #: (figure, what it is called, how it is written); bytes and seconds get prefixes, shares are in percent.
-ROWS: tuple[tuple[str, str, str], ...] = (
+_ROWS: tuple[tuple[str, str, str], ...] = (
     ("steps", "steps", "count"),
     ("samples", "samples", "count"),
     ("tokens", "tokens", "count"),
@@ -63,7 +63,7 @@ def as_dict(reports: list[Report]) -> dict[str, Any]:
         )
     shown: dict[str, Any] = {"runs": runs}
     if len(reports) == 2:
-        shown["change"] = {name: change(name, reports[0].summary, reports[1].summary) for name, _, _ in ROWS}
+        shown["change"] = {name: change(name, reports[0].summary, reports[1].summary) for name, _, _ in _ROWS}
     return shown
 
 
@@ -77,18 +77,18 @@ def change(name: str, first: Summary, second: Summary) -> float | None:
     return float(now / was - 1) if was else (0.0 if not now else None)
 
 
-_KINDS = {name: kind for name, _, kind in ROWS}
+_KINDS = {name: kind for name, _, kind in _ROWS}
 
 
 def as_text(reports: list[Report]) -> str:
     """Return reports as lines for a terminal."""
     lines = [fact for report in reports for fact in facts(report)]
     header = ("", *(report.name for report in reports), *(("change",) if len(reports) == 2 else ()))
-    lines += ["", *aligned([header, *rows(reports)])]
+    lines += ["", *_aligned([header, *rows(reports)])]
     for report in reports:
         named = f" of {report.name}" if len(reports) == 2 else ""
         if report.slowest:
-            lines += ["", f"slowest steps{named}", *aligned([SLOW_HEADER, *slow_rows(report)])]
+            lines += ["", f"slowest steps{named}", *_aligned([SLOW_HEADER, *slow_rows(report)])]
         for advice in report.advice:
             lines += ["", f"advice{named}: {advice.text}"]
         lines += replay_lines(report)
@@ -124,10 +124,10 @@ def facts(report: Report) -> list[str]:
 def rows(reports: list[Report]) -> list[tuple[str, ...]]:
     """Return the figures, a cell for each run, and one for the change between two."""
     found = []
-    for name, label, kind in ROWS:
+    for name, label, kind in _ROWS:
         cells = [written(getattr(report.summary, name), kind) for report in reports]
         if len(reports) == 2:
-            cells.append(written_change(name, reports[0].summary, reports[1].summary))
+            cells.append(_written_change(name, reports[0].summary, reports[1].summary))
         found.append((label, *cells))
     return found
 
@@ -176,7 +176,7 @@ def written(value: float | None, kind: str) -> str:
     return f"{value:,.0f}" if kind == "count" else f"{value:.3f}"
 
 
-def written_change(name: str, first: Summary, second: Summary) -> str:
+def _written_change(name: str, first: Summary, second: Summary) -> str:
     """Return the change of a figure as text; shares differ in points."""
     found = change(name, first, second)
     if found is None:
@@ -184,7 +184,7 @@ def written_change(name: str, first: Summary, second: Summary) -> str:
     return f"{found * 100:+.2f} pt" if _KINDS[name] == "share" else f"{found:+.1%}"
 
 
-def aligned(cells: list[tuple[str, ...]]) -> list[str]:
+def _aligned(cells: list[tuple[str, ...]]) -> list[str]:
     """Return rows of text in columns, the first set to the left."""
     widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
     return [

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 #: Rows of an Arrow table that are looked at together.
-CHUNK = 20_000
+_CHUNK = 20_000
 
 
 class Source:
@@ -42,23 +42,23 @@ def open_source(path: Path) -> Source:
         ValueError: it does not exist, or is of no known format.
     """
     if path.is_dir():
-        return open_dataset_folder(path)
+        return _open_dataset_folder(path)
     if not path.is_file():
         raise ValueError(f"no file or folder {path}; a built-in workload is written workload:NAME, for example workload:sft")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        return open_csv(path, "\t" if suffix == ".tsv" else ",")
+        return _open_csv(path, "\t" if suffix == ".tsv" else ",")
     if suffix in (".parquet", ".pq"):
-        return open_parquet(path)
+        return _open_parquet(path)
     if suffix in (".jsonl", ".ndjson", ".json", ".txt"):
-        return open_json(path)
+        return _open_json(path)
     raise ValueError(
         f"{path}: of no known format; lengths come as .jsonl, .json, .txt (a number a line), .csv, .tsv, .parquet, "
         "or a folder that `datasets` or `evenpack index` wrote"
     )
 
 
-def open_json(path: Path) -> Source:
+def _open_json(path: Path) -> Source:
     """Lines of JSON, or one JSON list: numbers, or objects."""
     text = path.read_bytes()
     whole = text.lstrip()[:1] == b"["
@@ -106,7 +106,7 @@ def _broken_line(text: bytes) -> tuple[int, str]:
     return 0, ""
 
 
-def open_csv(path: Path, delimiter: str) -> Source:
+def _open_csv(path: Path, delimiter: str) -> Source:
     """Comma- or tab-separated values, with a header; or one column of numbers without."""
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -141,7 +141,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def open_parquet(path: Path) -> Source:
+def _open_parquet(path: Path) -> Source:
     """A Parquet file; only the columns that are asked for are read."""
     try:
         import pyarrow.parquet as parquet  # type: ignore[import-untyped]
@@ -155,12 +155,12 @@ def open_parquet(path: Path) -> Source:
     return Source(
         file.schema_arrow.names,
         file.metadata.num_rows,
-        lambda name, media: _arrow_values((batch.column(0) for batch in file.iter_batches(CHUNK, columns=[name])), media),
+        lambda name, media: _arrow_values((batch.column(0) for batch in file.iter_batches(_CHUNK, columns=[name])), media),
         lambda row: f"{path}, row {row}",
     )
 
 
-def open_dataset_folder(path: Path) -> Source:
+def _open_dataset_folder(path: Path) -> Source:
     """A folder that `datasets.Dataset.save_to_disk` wrote."""
     if (path / "dataset_dict.json").is_file():
         splits = msgspec.json.decode((path / "dataset_dict.json").read_bytes())["splits"]
@@ -175,7 +175,7 @@ def open_dataset_folder(path: Path) -> Source:
 
     def column(name: str | None, media: bool) -> Any:
         chosen = table.select_columns([name]).with_format("arrow")
-        return _arrow_values((chunk for part in chosen.iter(CHUNK) for chunk in part.column(0).chunks), media)
+        return _arrow_values((chunk for part in chosen.iter(_CHUNK) for chunk in part.column(0).chunks), media)
 
     return Source(table.column_names, len(table), column, lambda row: f"{path}, row {row}")
 

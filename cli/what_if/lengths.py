@@ -12,11 +12,11 @@ from .columns import Source, open_source
 
 Grid = tuple[int, int, int]
 #: Columns that are taken for the length where none is named, the first that is there.
-LENGTH_NAMES = ("num_tokens", "tokens", "length", "lengths", "seq_len", "seqlen", "input_ids")
+_LENGTH_NAMES = ("num_tokens", "tokens", "length", "lengths", "seq_len", "seqlen", "input_ids")
 #: Columns that are taken for (t, h, w) patch grids, and for numbers of media tokens.
-GRID_NAMES = ("image_grid_thw", "video_grid_thw")
-VISION_NAMES = ("vision_tokens", "num_vision_tokens", "image_tokens")
-MOST_TOKENS = 2**31 - 1
+_GRID_NAMES = ("image_grid_thw", "video_grid_thw")
+_VISION_NAMES = ("vision_tokens", "num_vision_tokens", "image_tokens")
+_MOST_TOKENS = 2**31 - 1
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -56,25 +56,25 @@ def read_samples(
         for option, name in (("--column", column), ("--grids", grids), ("--vision-tokens", vision_tokens)):
             if name is not None:
                 raise ValueError(f"{option} {name}: an offline index has no columns to choose from")
-        return read_index(path)
+        return _read_index(path)
     source = open_source(path)
     if not len(source):
         raise ValueError(f"{path} holds no samples")
-    tokens = lengths_of(source, _choose(source, column, LENGTH_NAMES, path))
-    found = _read_grids(source, [grids] if grids else [name for name in GRID_NAMES if name in source.names])
-    vision = vision_tokens or next((name for name in VISION_NAMES if name in source.names), None)
+    tokens = _lengths_of(source, _choose(source, column, _LENGTH_NAMES, path))
+    found = _read_grids(source, [grids] if grids else [name for name in _GRID_NAMES if name in source.names])
+    vision = vision_tokens or next((name for name in _VISION_NAMES if name in source.names), None)
     if vision is not None and found is not None:
         if vision_tokens is not None:
             raise ValueError(f"{path} has grids too: give either grids or --vision-tokens")
         vision = None
-    media = None if vision is None else lengths_of(source, vision, media=True)
+    media = None if vision is None else _lengths_of(source, vision, media=True)
     if media is not None and (media > tokens).any():
         row = int(np.argmax(media > tokens))
         raise ValueError(f"{source.where(row)}: {media[row]} vision tokens in a sample of {tokens[row]} tokens")
     return Samples(source=str(path), tokens=tokens, grids=found, vision_tokens=media)
 
 
-def read_index(path: Path) -> Samples:
+def _read_index(path: Path) -> Samples:
     """Read the lengths and grids of an offline index; examples that it left out are left out here."""
     from ...scheduler import OfflineIndex
 
@@ -102,11 +102,11 @@ def _choose(source: Source, wanted: str | None, usual: Sequence[str], path: Path
     raise ValueError(f"{path} has no column of lengths among {', '.join(source.names)}: name one with --column")
 
 
-def lengths_of(source: Source, name: str | None, *, media: bool = False) -> Ints:
+def _lengths_of(source: Source, name: str | None, *, media: bool = False) -> Ints:
     """Return a column as checked lengths.
 
     Raises:
-        ValueError: a value that is no whole number from 1 (of media: 0) to `MOST_TOKENS`; the message names it and its place.
+        ValueError: a value that is no whole number from 1 (of media: 0) to `_MOST_TOKENS`; the message names it and its place.
     """
     least = 0 if media else 1
     values = source.column(name, media)
@@ -114,9 +114,9 @@ def lengths_of(source: Source, name: str | None, *, media: bool = False) -> Ints
     if array is None:
         return np.array([_length(value, row, source.where, least) for row, value in enumerate(values)], np.int64)
     if array.dtype.kind == "f":
-        wrong = ~np.isfinite(array) | (array != np.floor(array)) | (array < least) | (array > MOST_TOKENS)
+        wrong = ~np.isfinite(array) | (array != np.floor(array)) | (array < least) | (array > _MOST_TOKENS)
     else:
-        wrong = (array < least) | (array > MOST_TOKENS)
+        wrong = (array < least) | (array > _MOST_TOKENS)
     if wrong.any():
         row = int(np.argmax(wrong))
         _refuse(array[row].item(), row, source.where, least)
@@ -146,14 +146,14 @@ def _length(value: Any, row: int, where: Callable[[int], str], least: int) -> in
         number = value
     if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
         _refuse(value, row, where, least)
-    if not least <= number <= MOST_TOKENS or int(number) != number:
+    if not least <= number <= _MOST_TOKENS or int(number) != number:
         _refuse(value, row, where, least)
     return int(number)
 
 
 def _refuse(value: Any, row: int, where: Callable[[int], str], least: int) -> None:
     shown = f"{value!r:.60}"
-    raise ValueError(f"{where(row)}: a length is a whole number from {least} to {MOST_TOKENS:,}, got {shown}")
+    raise ValueError(f"{where(row)}: a length is a whole number from {least} to {_MOST_TOKENS:,}, got {shown}")
 
 
 def _read_grids(source: Source, names: Sequence[str]) -> list[list[Grid]] | None:

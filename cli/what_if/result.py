@@ -10,7 +10,7 @@ from ..page import Curve, DrawnStep, PageData, RunView, Table
 from .pool import Fitted
 from .simulate import OURS, WORTH, Figures, Setting, Simulation
 
-HEADER = ("", "step cost", "vs evenpack", "above bound", "padding", "imbalance", "micro-batches", "moved a step")
+_HEADER = ("", "step cost", "vs evenpack", "above bound", "padding", "imbalance", "micro-batches", "moved a step")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -77,13 +77,13 @@ def as_dict(answer: Answer) -> dict[str, Any]:
 
 def as_text(answer: Answer) -> str:
     """Return the answer as lines for a terminal."""
-    rows = [HEADER, *(cells(one, answer) for one in answer.simulation.figures.values())]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(HEADER))]
+    rows = [_HEADER, *(_cells(one, answer) for one in answer.simulation.figures.values())]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(_HEADER))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    return "\n".join([*facts(answer), "", *lines, *footnotes(answer), "", *advice_lines(answer)])
+    return "\n".join([*facts(answer), "", *lines, *_footnotes(answer), "", *_advice_lines(answer)])
 
 
 def as_page(answer: Answer) -> PageData:
@@ -101,15 +101,15 @@ def as_page(answer: Answer) -> PageData:
     )
     compared = Table(
         title="Beside other ways to batch",
-        header=("method", *HEADER[1:]),
-        rows=tuple(cells(one, answer) for one in simulation.figures.values()),
-        notes=(NOTE, *footnotes(answer)),
+        header=("method", *_HEADER[1:]),
+        rows=tuple(_cells(one, answer) for one in simulation.figures.values()),
+        notes=(_NOTE, *_footnotes(answer)),
     )
     advice = Table(
         title="Settings that would gain",
         header=("setting", "why", "time for the same work"),
         rows=tuple((one.kind, one.text, f"{-one.gain:+.1%}") for one in answer.advice or ()),
-        notes=() if answer.advice else tuple(advice_lines(answer)),
+        notes=() if answer.advice else tuple(_advice_lines(answer)),
     )
     run = RunView(
         name="The simulated steps",
@@ -124,7 +124,7 @@ def as_page(answer: Answer) -> PageData:
     return PageData(title=f"evenpack plan: {pool.samples.source}", summary=tuple(facts(answer)), tables=tables, runs=(run,))
 
 
-NOTE = (
+_NOTE = (
     "Step cost: operations that the slowest rank does, or waits for, in a step. Above bound: over what no plan can go below. "
     "Padding: share of the computed tokens. Imbalance: time of a step over the mean load. Moved: what crosses ranks."
 )
@@ -158,7 +158,7 @@ def facts(answer: Answer) -> list[str]:
     return lines + list(pool.samples.notes)
 
 
-def footnotes(answer: Answer) -> list[str]:
+def _footnotes(answer: Answer) -> list[str]:
     """Return why another method comes out ahead, where it is by less than the tolerance that is worth no move."""
     config, ours = answer.setting.config, answer.simulation.figures[OURS]
     if config.movement != "minimal":
@@ -175,7 +175,7 @@ def footnotes(answer: Answer) -> list[str]:
     ]
 
 
-def cells(figures: Figures, answer: Answer) -> tuple[str, ...]:
+def _cells(figures: Figures, answer: Answer) -> tuple[str, ...]:
     """Return one row of the table."""
     ours = answer.simulation.figures[OURS].step_cost
     return (
@@ -190,7 +190,7 @@ def cells(figures: Figures, answer: Answer) -> tuple[str, ...]:
     )
 
 
-def advice_lines(answer: Answer) -> list[str]:
+def _advice_lines(answer: Answer) -> list[str]:
     """Return which settings would gain, in sentences."""
     if answer.advice is None:
         return ["No other setting was tried."]

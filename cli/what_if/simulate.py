@@ -27,7 +27,7 @@ METHODS: dict[str, Planner] = {
     "next-fit (Megatron-Core)": next_fit_planner,
     "Karmarkar-Karp (verl)": karmarkar_karp_equal,
 }
-NO_WAITS = np.zeros(0, np.int64)
+_NO_WAITS = np.zeros(0, np.int64)
 #: Settings that gain less are not worth a change.
 WORTH = 0.01
 
@@ -157,7 +157,7 @@ def simulate(
         nbytes += int(table.nbytes.sum())
         for name, planner in methods.items():
             plan = planner(table, num_ranks=setting.num_ranks, config=setting.config, towers=setting.towers)
-            stats = step_stats(table, plan, step=number, dropped=0, truncated=0, waits=NO_WAITS)
+            stats = step_stats(table, plan, step=number, dropped=0, truncated=0, waits=_NO_WAITS)
             seen[name].append((stats, plan.value, work / (setting.num_ranks * plan.value)))
             if len(bounds) == number:
                 bounds.append(plan.lower_bound)

@@ -19,10 +19,10 @@ from ...scheduler.plan.config import NO_TOWERS
 Rng = np.random.Generator
 Array = npt.NDArray[Any]
 Grid = tuple[int, int, int]
-DATA = Path(__file__).parent / "document_lengths.json"
+_DATA = Path(__file__).parent / "document_lengths.json"
 #: Integer units per token: costs keep three digits of the quadratic term.
-UNIT = 1024
-QUADRATIC_LENGTH = 65_536
+_UNIT = 1024
+_QUADRATIC_LENGTH = 65_536
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -49,7 +49,7 @@ def lognormal(rng: Rng, parts: Sequence[tuple[float, float, float]], count: int)
 def text_cost(lengths: Array) -> Array:
     """`l + l^2 / 65,536` in integer units."""
     lengths = lengths.astype(np.int64)
-    return np.asarray(lengths * UNIT + lengths * lengths * UNIT // QUADRATIC_LENGTH)
+    return np.asarray(lengths * _UNIT + lengths * lengths * _UNIT // _QUADRATIC_LENGTH)
 
 
 def _text(name: str, capacity: int, lengths: Array, num_ranks: int) -> Workload:
@@ -79,7 +79,7 @@ def image_text(rng: Rng, num_ranks: int, per_rank: int, *, phases: int = 1, capa
         vision[i] = (frames * (0.82e9 * each + 1.244e5 * each**2)).sum() / 13.1e9
         grids[i] = [(int(t), 2, int(n) // 2) for t, n in zip(frames, each, strict=True)]
     tokens = np.clip((tokens + patches / 4).astype(np.int64), 8, capacity)
-    vision_cost = (vision * UNIT).astype(np.int64)
+    vision_cost = (vision * _UNIT).astype(np.int64)
     decoder = text_cost(tokens)
     cost = np.stack([vision_cost, decoder], axis=1) if phases == 2 else vision_cost + decoder
     media = np.where(kind == 0, 0, np.where(kind == 3, 2, 1))
@@ -107,14 +107,14 @@ def _media(rng: Rng, kind: int) -> tuple[Array, Array]:
     return frames, np.minimum(each, 4 * 12_288 / frames)
 
 
-def document_lengths() -> Array:
+def _document_lengths() -> Array:
     """Lengths of real documents, in tokens of a Qwen tokenizer, as they are."""
-    return np.concatenate([np.array(values) for values in _leaves(json.loads(DATA.read_text(encoding="utf-8")))])
+    return np.concatenate([np.array(values) for values in _leaves(json.loads(_DATA.read_text(encoding="utf-8")))])
 
 
 def real(rng: Rng, num_ranks: int, per_rank: int) -> Workload:
     """Lengths of real documents, in tokens of a Qwen tokenizer."""
-    return _text("real documents", 16_384, rng.choice(document_lengths(), num_ranks * per_rank), num_ranks)
+    return _text("real documents", 16_384, rng.choice(_document_lengths(), num_ranks * per_rank), num_ranks)
 
 
 def _leaves(value: Any) -> list[list[int]]:

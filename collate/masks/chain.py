@@ -55,11 +55,11 @@ def assistant_turns(job: MaskJob, strategies: Sequence[str] = tuple(STRATEGIES))
         except NotApplicable as reason:
             reasons[name] = str(reason)
             continue
-        return TrainedTurns(turns=tuple(trimmed(turn, job) for turn in turns), strategy=name, reasons=reasons)
+        return TrainedTurns(turns=tuple(_trimmed(turn, job) for turn in turns), strategy=name, reasons=reasons)
     return TrainedTurns(turns=(), strategy="none", reasons=reasons)
 
 
-def trimmed(turn: Turn, job: MaskJob) -> Turn:
+def _trimmed(turn: Turn, job: MaskJob) -> Turn:
     """Return a turn without the empty thinking at its start."""
     if job.preset is None or turn.stop <= turn.start:
         return turn

@@ -19,7 +19,7 @@ def content_start(text: str, start: int, stop: int, preset: MaskPreset) -> int |
             start += len(header)
             break
     else:
-        rest = rest_of_header(text, start, preset)
+        rest = _rest_of_header(text, start, preset)
         if rest is None:
             return None
         start += rest
@@ -28,7 +28,7 @@ def content_start(text: str, start: int, stop: int, preset: MaskPreset) -> int |
     return start
 
 
-def rest_of_header(text: str, start: int, preset: MaskPreset) -> int | None:
+def _rest_of_header(text: str, start: int, preset: MaskPreset) -> int | None:
     """Return how much white space of a header stands at `start`, the rest of it being before; None where none ends there."""
     for header in preset.assistant:
         bare = header.rstrip()

@@ -16,7 +16,7 @@ def prefix_turns(job: MaskJob) -> list[Turn]:
     preset, extents = job.markers(), job.characters()
     turns, before = [], 0
     for number, place in enumerate(job.assistant_places):
-        stop = len(beginning(job, place + 1))
+        stop = len(_beginning(job, place + 1))
         start = max(job.text.rfind(header, before, stop) for header in preset.assistant)
         first = None if start < 0 else content_start(job.text, start, stop, preset)
         if first is None:
@@ -29,7 +29,7 @@ def prefix_turns(job: MaskJob) -> list[Turn]:
     return turns
 
 
-def beginning(job: MaskJob, count: int) -> str:
+def _beginning(job: MaskJob, count: int) -> str:
     """Return the rendering of the first `count` messages, which must be a beginning of the whole."""
     if count == len(job.messages):
         return job.text

@@ -134,7 +134,7 @@ _ALL = (
 PRESETS: dict[str, MaskPreset] = {preset.name: preset for preset in _ALL}
 
 #: Other names of the same formats.
-ALIASES: dict[str, str] = {"qwen": "chatml", "ministral": "mistral"}
+_ALIASES: dict[str, str] = {"qwen": "chatml", "ministral": "mistral"}
 
 
 def preset_named(name: str) -> MaskPreset:
@@ -143,9 +143,9 @@ def preset_named(name: str) -> MaskPreset:
     Raises:
         ValueError: no such preset; the known ones are named.
     """
-    found = PRESETS.get(ALIASES.get(name, name))
+    found = PRESETS.get(_ALIASES.get(name, name))
     if found is None:
-        raise ValueError(f"unknown mask preset {name!r}; known: {', '.join((*PRESETS, *ALIASES))}")
+        raise ValueError(f"unknown mask preset {name!r}; known: {', '.join((*PRESETS, *_ALIASES))}")
     return found
 
 

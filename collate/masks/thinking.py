@@ -9,11 +9,11 @@ from .job import TokenText, Turn
 from .presets import MaskPreset
 
 #: Most tokens that an empty thinking block may have, white space included.
-LONGEST = 16
+_LONGEST = 16
 
 
 @lru_cache(maxsize=64)
-def empty_thinking(preset: MaskPreset) -> tuple[re.Pattern[str], tuple[str, str]] | None:
+def _empty_thinking(preset: MaskPreset) -> tuple[re.Pattern[str], tuple[str, str]] | None:
     """Return the pattern of an empty thinking block, and the strings that may begin it; None where a format has none."""
     if preset.thinking is None:
         return None
@@ -27,11 +27,11 @@ def skip_empty_thinking(ids: np.ndarray, turn: Turn, tokenizer: TokenText, prese
 
     The block counts as a whole sequence, so that thinking which says something still trains.
     """
-    rule = empty_thinking(preset)
+    rule = _empty_thinking(preset)
     if rule is None:
         return turn.start
     pattern, markers = rule
-    stop = min(turn.stop, turn.start + LONGEST)
+    stop = min(turn.stop, turn.start + _LONGEST)
     text = str(tokenizer.decode(ids[turn.start : stop].tolist())).lstrip()
     if not text.startswith(markers):
         return turn.start

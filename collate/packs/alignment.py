@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, get_args
 Fp8Recipe = Literal["tensorwise", "mxfp8", "blockwise", "nvfp4"]
 
 #: Tokens that a rank's matrix multiplications need a multiple of, by recipe.
-FP8_TOKENS: dict[str, int] = {"tensorwise": 16, "mxfp8": 32, "blockwise": 128, "nvfp4": 128}
+_FP8_TOKENS: dict[str, int] = {"tensorwise": 16, "mxfp8": 32, "blockwise": 128, "nvfp4": 128}
 
 
 class Alignment(NamedTuple):
@@ -40,11 +40,11 @@ def pack_alignment(
     """
     if cp_size < 1 or tp_size < 1:
         raise ValueError(f"sizes must be at least 1, got cp_size={cp_size}, tp_size={tp_size}")
-    if fp8 is not None and fp8 not in FP8_TOKENS:
+    if fp8 is not None and fp8 not in _FP8_TOKENS:
         raise ValueError(f"fp8 must be None or one of {get_args(Fp8Recipe)}, got {fp8!r}")
     parts = tp_size if sequence_parallel else 1
     align = (2 * cp_size if cp_size > 1 else 1) * parts
     if fp8 is None:
         return Alignment(align, align)
     # Blocks are even, so a multiple of block * cp_size * parts is one of align too.
-    return Alignment(align, FP8_TOKENS[fp8] * cp_size * parts)
+    return Alignment(align, _FP8_TOKENS[fp8] * cp_size * parts)

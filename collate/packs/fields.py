@@ -102,7 +102,7 @@ def pack_tokens(
             pieces.append(like.new_empty(shape))
         else:
             raise FieldShapeError(f"{len(present)} of {len(samples)} samples have {field.name!r}, which has no default")
-    check_alike(field, pieces)
+    _check_alike(field, pieces)
     return lay_out(pieces, field.axis, field.pad, bounds, pin).unsqueeze(field.axis)
 
 
@@ -131,13 +131,13 @@ def pack_media(fields: Sequence[Field], samples: Sequence[Sample], num_dummies: 
         elif not with_items:
             pieces = more
         if pieces:
-            pieces = same_sizes(field, pieces)
-            check_alike(field, pieces)
+            pieces = _same_sizes(field, pieces)
+            _check_alike(field, pieces)
             media[field.name] = concatenate(pieces, 0, pin)
     return media
 
 
-def same_sizes(field: Field, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+def _same_sizes(field: Field, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return pieces with their free sizes padded with zeros to the largest; the pieces themselves where they agree."""
     if field.shape is None or None not in field.shape or len({piece.shape[1:] for piece in pieces}) == 1:
         return pieces
@@ -153,7 +153,7 @@ def same_sizes(field: Field, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
     return padded
 
 
-def check_alike(field: Field, pieces: Sequence[torch.Tensor]) -> None:
+def _check_alike(field: Field, pieces: Sequence[torch.Tensor]) -> None:
     """Check that pieces can lie in one tensor.
 
     Raises:

@@ -10,9 +10,9 @@ from .model_check import MASK, accepted_arguments, check_batch, is_megatron_modu
 from .row import Row
 
 Stage = Literal["first", "middle", "last"]
-TYPES = "mm_token_type_ids"
+_TYPES = "mm_token_type_ids"
 #: Attributes of a pack that a model may name in its signature.
-BOUNDARIES = (
+_BOUNDARIES = (
     "cu_seqlens_q",
     "cu_seqlens_kv",
     "cu_seqlens_q_padded",
@@ -31,25 +31,25 @@ def forward_kwargs(batch: Row, model: nn.Module, stage: Stage | None) -> dict[st
     inner = unwrap_model(model)
     names = accepted_arguments(inner, batch.adapter)
     check_batch(batch, inner, names)
-    offered = transformers_arguments(batch) if is_transformers_model(inner) else other_arguments(batch, inner, names)
-    place = stage_of(inner) if stage is None else (stage == "first", stage == "last")
-    return {name: value for name, value in (offered | staged(batch, *place)).items() if name in names}
+    offered = _transformers_arguments(batch) if is_transformers_model(inner) else _other_arguments(batch, inner, names)
+    place = _stage_of(inner) if stage is None else (stage == "first", stage == "last")
+    return {name: value for name, value in (offered | _staged(batch, *place)).items() if name in names}
 
 
-def transformers_arguments(batch: Row) -> dict[str, Any]:
+def _transformers_arguments(batch: Row) -> dict[str, Any]:
     """Return what a transformers model may get: varlen attention over padded boundaries, and no cache.
 
     `labels` and `shift_labels` stay out: under the first name the model would shift once more.
     """
-    return {**common_arguments(batch), **varlen_arguments(batch)}
+    return {**_common_arguments(batch), **_varlen_arguments(batch)}
 
 
-def other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
+def _other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
     """Return what another model may get: the pack's attributes under their own names.
 
     `labels` are given only where the name means shifted ones: to Megatron-Core's modules, and where the adapter says so.
     """
-    offered = {**common_arguments(batch), **varlen_arguments(batch), **{name: getattr(batch, name) for name in BOUNDARIES}}
+    offered = {**_common_arguments(batch), **_varlen_arguments(batch), **{name: getattr(batch, name) for name in _BOUNDARIES}}
     offered |= {"shift_labels": batch.labels, "loss_mask": batch.loss_mask}
     if "packed_seq_params" in names:
         offered["packed_seq_params"] = packed_seq_params(batch, "real", {})
@@ -58,7 +58,7 @@ def other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dict
     return offered
 
 
-def varlen_arguments(batch: Row) -> dict[str, Any]:
+def _varlen_arguments(batch: Row) -> dict[str, Any]:
     """Return the attention arguments of transformers.
 
     Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
@@ -72,10 +72,10 @@ def varlen_arguments(batch: Row) -> dict[str, Any]:
     }
 
 
-def common_arguments(batch: Row) -> dict[str, Any]:
+def _common_arguments(batch: Row) -> dict[str, Any]:
     """Return the arguments under names that mean the same everywhere."""
     further = {**batch.media, **batch.token_fields, **batch.sample_fields}
-    types = {TYPES: batch.mm_token_type_ids} if TYPES in batch.adapter.fields else {}
+    types = {_TYPES: batch.mm_token_type_ids} if _TYPES in batch.adapter.fields else {}
     return {
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,
@@ -88,7 +88,7 @@ def common_arguments(batch: Row) -> dict[str, Any]:
     }
 
 
-def staged(batch: Row, is_first: bool, is_last: bool) -> dict[str, Any]:
+def _staged(batch: Row, is_first: bool, is_last: bool) -> dict[str, Any]:
     """Return the arguments that a pipeline stage does without, as None.
 
     Rows of pixels go to the first stage, targets to the last. Grids, ids, positions and boundaries go to every stage:
@@ -103,7 +103,7 @@ def staged(batch: Row, is_first: bool, is_last: bool) -> dict[str, Any]:
     return absent
 
 
-def stage_of(inner: Any) -> tuple[bool, bool]:
+def _stage_of(inner: Any) -> tuple[bool, bool]:
     """Return whether a model holds the first and the last pipeline stage; both, unless a Megatron module says otherwise."""
     if not is_megatron_module(inner):
         return True, True

@@ -15,7 +15,7 @@ from .row import Row
 
 MASK = "media_token_validity_mask"
 #: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
-REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
+_REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
 
 _accepted: "WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], ModelAdapter, frozenset[str]]]" = WeakKeyDictionary()
 
@@ -30,7 +30,7 @@ def accepted_arguments(inner: nn.Module, adapter: ModelAdapter) -> frozenset[str
         UnsafeModelError: a model that would mix segments.
         ValueError: a model whose config is not the one that the adapter was made for.
     """
-    state = model_state(inner)
+    state = _model_state(inner)
     known = _accepted.get(inner)
     if known is not None and known[0] == state and known[1] is adapter:
         return known[2]
@@ -42,7 +42,7 @@ def accepted_arguments(inner: nn.Module, adapter: ModelAdapter) -> frozenset[str
     return names
 
 
-def model_state(inner: Any) -> tuple[object, ...]:
+def _model_state(inner: Any) -> tuple[object, ...]:
     """Return what the answer depends on and a user may change: class, device, attention implementations."""
     config = getattr(inner, "config", None)
     configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
@@ -64,7 +64,7 @@ def check_structure(inner: Any, names: frozenset[str], *, is_megatron: bool) -> 
         UnsafeModelError: a model of Megatron-Core that takes no boundaries.
     """
     name = type(inner).__name__
-    if getattr(inner, "packs_internally", False) or names & REPACKING:
+    if getattr(inner, "packs_internally", False) or names & _REPACKING:
         raise NotImplementedError(f"{name} packs by itself: the boundaries and masks of this pack would no longer fit")
     if is_megatron and "packed_seq_params" not in names:
         raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")

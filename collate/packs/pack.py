@@ -16,7 +16,7 @@ from .fields import concatenate, lay_out, num_targets, pack_media, pack_targets,
 from .row import check_pack
 
 #: Token fields that have an attribute of their own.
-OWN = ("input_ids", "labels", "loss_weights", TYPES)
+_OWN = ("input_ids", "labels", "loss_weights", TYPES)
 
 
 def pack_samples(
@@ -68,7 +68,7 @@ def pack_samples(
         raise ValueError(f"{len(weight_scales)} weight_scales for {len(samples)} samples")
     ready = [prepared(sample, index, adapter) for index, sample in enumerate(samples)]
     bounds = Boundaries([one.num_tokens for one in ready], align=align, pack_align=pack_align, pad_to=pad_to)
-    real, padded = boundary_tensors(bounds, max_segments, pin_memory)
+    real, padded = _boundary_tensors(bounds, max_segments, pin_memory)
     labels, weights = pack_targets(ready, weight_scales, bounds, pin_memory)
     num_samples = len(ready) - num_dummies
     names = [sample.sample_id for sample in ready[:num_samples]]
@@ -79,13 +79,13 @@ def pack_samples(
         loss_mask=weights.unsqueeze(0),
         cu_seqlens_q=real,
         cu_seqlens_q_padded=padded,
-        max_seqlen_q=reported_length(bounds, max_seqlen),
+        max_seqlen_q=_reported_length(bounds, max_seqlen),
         sample_ids=names + [None] * (bounds.num_segments - num_samples),
         loss_tokens=num_targets(weights),
         num_samples=num_samples,
         num_spelled=sum(sample.layout.num_spelled for sample in ready),
-        **row_tensors(ready, bounds, adapter, pin_memory),
-        **further_fields(ready, num_dummies, bounds, adapter, pin_memory),
+        **_row_tensors(ready, bounds, adapter, pin_memory),
+        **_further_fields(ready, num_dummies, bounds, adapter, pin_memory),
     )
     check_pack(batch)
     return batch
@@ -100,7 +100,7 @@ def prepared(sample: Sample | Mapping[str, Any], index: int, adapter: ModelAdapt
     return prepare_sample(sample, adapter=adapter, where=where)
 
 
-def boundary_tensors(bounds: Boundaries, max_segments: int | None, pin: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _boundary_tensors(bounds: Boundaries, max_segments: int | None, pin: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return real and padded boundaries, int32 [S + 1] or [max_segments + 1]; one object where nothing is padded.
 
     Transformer Engine tells by identity whether there is padding between segments.
@@ -108,8 +108,8 @@ def boundary_tensors(bounds: Boundaries, max_segments: int | None, pin: bool) ->
     extra = 0 if max_segments is None else max_segments - bounds.num_segments
     if extra < 0:
         raise ValueError(f"a pack of {bounds.num_segments} segments (a tail counts as one) exceeds max_segments={max_segments}")
-    real = on_host(_filled_up(bounds.cu_real, extra), pin)
-    return (real, on_host(_filled_up(bounds.cu_padded, extra), pin)) if bounds.has_padding else (real, real)
+    real = _on_host(_filled_up(bounds.cu_real, extra), pin)
+    return (real, _on_host(_filled_up(bounds.cu_padded, extra), pin)) if bounds.has_padding else (real, real)
 
 
 def _filled_up(cu: np.ndarray, extra: int) -> np.ndarray:
@@ -117,7 +117,7 @@ def _filled_up(cu: np.ndarray, extra: int) -> np.ndarray:
     return (np.pad(cu, (0, extra), "edge") if extra else cu).astype(np.int32)
 
 
-def reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
+def _reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
     """Return the longest padded segment, or the constant to report in its place."""
     longest = int(bounds.padded.max())
     if max_seqlen is not None and max_seqlen < longest:
@@ -125,29 +125,29 @@ def reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
     return longest if max_seqlen is None else max_seqlen
 
 
-def row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAdapter, pin: bool) -> dict[str, Any]:
+def _row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAdapter, pin: bool) -> dict[str, Any]:
     """Return ids, positions and masks of a row; all but the ids follow from layouts and boundaries, on the host."""
     layouts = [sample.layout for sample in samples]
     ids = lay_out([sample.tensor("input_ids") for sample in samples], 0, adapter.pad_token_id, bounds, pin)
-    positions = on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
+    positions = _on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
     types, anchors = type_ids(layouts, bounds)
-    segment_ids = on_host(bounds.segment_ids[None], pin)
+    segment_ids = _on_host(bounds.segment_ids[None], pin)
     return {
         "input_ids": ids.unsqueeze(0),
         "position_ids": positions if adapter.rope == "1d" else positions[:, None],
-        "padding_mask": on_host(bounds.padding_mask[None], pin),
-        "mm_token_type_ids": on_host(types[None], pin),
-        "media_token_validity_mask": on_host(anchors[None], pin),
+        "padding_mask": _on_host(bounds.padding_mask[None], pin),
+        "mm_token_type_ids": _on_host(types[None], pin),
+        "media_token_validity_mask": _on_host(anchors[None], pin),
         "segment_ids": segment_ids,
         "seq_idx": segment_ids,
     }
 
 
-def further_fields(
+def _further_fields(
     samples: Sequence[Sample], num_dummies: int, bounds: Boundaries, adapter: ModelAdapter, pin: bool
 ) -> dict[str, Any]:
     """Return media, further token fields and per-sample fields; token and media fields that no sample has are absent."""
-    tokens = [field for field in adapter.fields.of_kind("token") if field.name not in OWN]
+    tokens = [field for field in adapter.fields.of_kind("token") if field.name not in _OWN]
     columns = {field.name: pack_tokens(field, samples, num_dummies, bounds, pin) for field in tokens}
     per_sample = [field for field in adapter.fields.of_kind("sample") if field.name != "sample_id"]
     return {
@@ -167,7 +167,7 @@ def type_ids(layouts: Sequence[SampleLayout], bounds: Boundaries) -> tuple[np.nd
     return types, anchors
 
 
-def on_host(array: np.ndarray, pin: bool) -> torch.Tensor:
+def _on_host(array: np.ndarray, pin: bool) -> torch.Tensor:
     """Return an array as a tensor, in pinned memory if `pin`."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return concatenate([tensor], 0, pin) if pin else tensor

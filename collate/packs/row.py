@@ -12,7 +12,7 @@ from ...models.setup.call_check import mark_pack
 from .boundaries import Boundaries
 
 #: Per-token attributes of every pack; the packed axis is the last.
-TOKEN_ATTRIBUTES = (
+_TOKEN_ATTRIBUTES = (
     "input_ids",
     "labels",
     "loss_mask",
@@ -139,7 +139,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def token_tensors(self) -> dict[str, tuple[torch.Tensor, int]]:
         """Return every per-token tensor of the row with its packed axis."""
-        own = {name: getattr(self, name) for name in TOKEN_ATTRIBUTES}
+        own = {name: getattr(self, name) for name in _TOKEN_ATTRIBUTES}
         if self.media_feature_index is not None:
             own["media_feature_index"] = self.media_feature_index
         tensors = {name: (tensor, tensor.ndim - 1) for name, tensor in own.items()}
@@ -152,7 +152,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 def check_pack(row: Row) -> None:
     """Check what every pack promises, once, after it is built: a misaligned field does not raise later, it trains wrongly."""
-    total, rows = row.bounds.total, [getattr(row, name) for name in TOKEN_ATTRIBUTES]
+    total, rows = row.bounds.total, [getattr(row, name) for name in _TOKEN_ATTRIBUTES]
     further = {row.token_fields[name].shape[row.adapter.fields[name].axis + 1] for name in row.token_fields}
     sizes = {*(row.shape[-1] for row in rows), *further}
     assert sizes == {total}, (total, {name: tensor.shape for name, (tensor, _) in row.token_tensors().items()})

@@ -75,11 +75,11 @@ def partition(batch: Row, cp_rank: int, cp_size: int) -> torch.Tensor:
     slots = cp_slots(batch.bounds.cu_padded, cp_rank, cp_size)
     device = batch.input_ids.device
     if device.type == "cuda" and cp_size > 1 and importlib.util.find_spec("transformer_engine_torch") is not None:
-        return engine_slots(batch, cp_rank, cp_size)
+        return _engine_slots(batch, cp_rank, cp_size)
     return torch.from_numpy(slots).to(device, non_blocking=True)
 
 
-def engine_slots(batch: Row, cp_rank: int, cp_size: int) -> torch.Tensor:
+def _engine_slots(batch: Row, cp_rank: int, cp_size: int) -> torch.Tensor:
     """Return the rank's slots as Transformer Engine's kernel gives them; it checks nothing, so `cp_slots` goes first."""
     importlib.import_module("transformer_engine")  # loads the library that the extension links to
     tex = importlib.import_module("transformer_engine_torch")

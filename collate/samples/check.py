@@ -13,7 +13,7 @@ from ...models.layout.items import media_grids
 from ..packs.targets import IGNORED
 
 #: What makes a batch of a sample, and the remedies.
-BATCHED = (
+_BATCHED = (
     ": a batch, not a sample. A DataLoader needs batch_size=None, or a collate_fn that leaves lists as they are "
     "(collate_fn=list); of a processor's batch of one take [0]"
 )
@@ -54,7 +54,7 @@ def check_rank(value: torch.Tensor, field: Field, where: str) -> None:
         fits = len(wanted) == value.ndim and all(w is None or w == n for w, n in zip(wanted, value.shape, strict=True))
     if not fits:
         shown = f"at least {field.axis + 1} axes" if wanted is None else str(wanted).replace("None", "*").replace("'", "")
-        hint = BATCHED if field.kind == "token" and wanted is not None and value.ndim == len(wanted) + 1 else ""
+        hint = _BATCHED if field.kind == "token" and wanted is not None and value.ndim == len(wanted) + 1 else ""
         raise FieldShapeError(f"{where}: {field.name!r} must have shape {shown}, got {list(value.shape)}{hint}")
 
 
@@ -104,7 +104,7 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
         raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
 
 
-def has_wrong_labels(labels: np.ndarray) -> bool:
+def _has_wrong_labels(labels: np.ndarray) -> bool:
     """Whether a label is negative without being -100: neither a target nor the mark of none."""
     return bool(np.count_nonzero(labels < 0) != np.count_nonzero(labels == IGNORED))
 
@@ -116,7 +116,7 @@ def check_labels(labels: torch.Tensor, where: str) -> None:
         FieldShapeError: another negative label; the first is named.
     """
     array = labels.cpu().numpy()
-    if has_wrong_labels(array):
+    if _has_wrong_labels(array):
         at = int(np.argmax((array < 0) & (array != IGNORED)))
         raise FieldShapeError(f"{where}: labels[{at}] is {array[at]}, labels must be at least 0, or {IGNORED} for no target")
 

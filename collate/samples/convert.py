@@ -25,11 +25,11 @@ def convert(value: Any, field: Field, where: str) -> Value:
         FieldShapeError: a value of another type or dtype, or one that does not convert exactly.
     """
     if not field.is_tensor:
-        return scalar(value, field, where)
+        return _scalar(value, field, where)
     if isinstance(value, torch.Tensor):
         tensor = value.detach() if value.requires_grad else value
     elif isinstance(value, np.ndarray | np.generic):
-        tensor = from_array(np.asarray(value), field, where)
+        tensor = _from_array(np.asarray(value), field, where)
     elif isinstance(value, list | tuple | bool | int | float):
         tensor = from_list(value, field, where)
     else:
@@ -45,7 +45,7 @@ def convert(value: Any, field: Field, where: str) -> Value:
     return tensor.contiguous()
 
 
-def scalar(value: Any, field: Field, where: str) -> str | int:
+def _scalar(value: Any, field: Field, where: str) -> str | int:
     """Return the value of a field that is a string, or an identifier (a string or an integer)."""
     if isinstance(value, str):
         try:
@@ -64,7 +64,7 @@ def scalar(value: Any, field: Field, where: str) -> str | int:
     raise FieldShapeError(f"{where}: {field.name!r} must be {wanted}, got {type(value).__name__} {value!r:.40}")
 
 
-def from_array(value: np.ndarray, field: Field, where: str) -> torch.Tensor:
+def _from_array(value: np.ndarray, field: Field, where: str) -> torch.Tensor:
     """Return a tensor on an array's memory; a copy where the array is read-only or strided backwards."""
     if not value.flags.writeable or any(stride < 0 for stride in value.strides):
         value = value.copy()
@@ -86,7 +86,7 @@ def from_list(value: Any, field: Field, where: str) -> torch.Tensor:
         raise FieldShapeError(f"{where}: {field.name!r} must hold numbers, got {array.dtype} values")
     if array.size == 0:
         return torch.empty(array.shape, dtype=torch.float32 if field.dtype in (FLOAT, ANY) else dtype_of(field.dtype))
-    target = list_dtype(field, array.dtype.kind)
+    target = _list_dtype(field, array.dtype.kind)
     if target is None:
         raise FieldShapeError(f"{where}: {field.name!r} must be {field.dtype}, got a list of {array.dtype} values")
     exact = torch.from_numpy(array.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[array.dtype.kind]))
@@ -100,7 +100,7 @@ def from_list(value: Any, field: Field, where: str) -> torch.Tensor:
     return tensor
 
 
-def list_dtype(field: Field, kind: str) -> torch.dtype | None:
+def _list_dtype(field: Field, kind: str) -> torch.dtype | None:
     """Return the dtype that a list of bools ("b"), integers ("i") or floats ("f") takes, None where it has none."""
     if field.dtype == ANY:
         return {"b": torch.bool, "i": torch.int64}.get(kind)  # a list of floats could be any floating dtype

@@ -69,9 +69,9 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
         check_labels(values["labels"], where)
     check_finite(values, where)
     grids = item_grids(values, adapter)
-    layout = layout_of(values, grids, adapter, where)
+    layout = _layout_of(values, grids, adapter, where)
     counts = item_counts(values, grids, adapter.fields, where)
-    fill_defaults(values, counts, layout, adapter)
+    _fill_defaults(values, counts, layout, adapter)
     return Sample(values=values, layout=layout, shifted=shifted, sample_id=values.pop("sample_id", None))
 
 
@@ -90,7 +90,7 @@ def typed(given: Mapping[str, Any], adapter: ModelAdapter, where: str) -> dict[s
     return values
 
 
-def layout_of(values: dict[str, Any], grids: Mapping[str, np.ndarray], adapter: ModelAdapter, where: str) -> SampleLayout:
+def _layout_of(values: dict[str, Any], grids: Mapping[str, np.ndarray], adapter: ModelAdapter, where: str) -> SampleLayout:
     """Return the layout of a sample's media, and take `mm_token_type_ids` out: the layout holds them from here on."""
     ids, types = values["input_ids"], values.pop(TYPES, None)
     if not adapter.media_tokens:
@@ -100,19 +100,19 @@ def layout_of(values: dict[str, Any], grids: Mapping[str, np.ndarray], adapter: 
     return sample_layout(ids.cpu().numpy(), grids, *given, adapter=adapter, where=where)
 
 
-def fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: SampleLayout, adapter: ModelAdapter) -> None:
+def _fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: SampleLayout, adapter: ModelAdapter) -> None:
     """Give every absent optional field its declared default, in place."""
     ids = values["input_ids"]
     if "labels" not in values:
-        values["labels"] = default_labels(ids, adapter)
+        values["labels"] = _default_labels(ids, adapter)
     for field in adapter.fields:
         if field.name not in values and field.name not in ("sample_id", TYPES):
-            value = default_value(field, ids, counts, adapter)
+            value = _default_value(field, ids, counts, adapter)
             if value is not None:
                 values[field.name] = value
 
 
-def default_labels(ids: torch.Tensor, adapter: ModelAdapter) -> torch.Tensor:
+def _default_labels(ids: torch.Tensor, adapter: ModelAdapter) -> torch.Tensor:
     """Return the ids as labels, with no target at media tokens, spelled ones included: they are no text to learn."""
     labels = ids.clone()
     for token in adapter.media_tokens.values():
@@ -120,7 +120,7 @@ def default_labels(ids: torch.Tensor, adapter: ModelAdapter) -> torch.Tensor:
     return labels
 
 
-def default_value(field: Field, ids: torch.Tensor, counts: Mapping[str, int], adapter: ModelAdapter) -> Value:
+def _default_value(field: Field, ids: torch.Tensor, counts: Mapping[str, int], adapter: ModelAdapter) -> Value:
     """Return the declared default of an absent field; None leaves it absent."""
     if field.kind == "media":
         count = counts.get(field.modality or "", 0)

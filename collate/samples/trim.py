@@ -11,7 +11,7 @@ from ...models.layout.positions import counting
 from .convert import convert
 
 #: Keys of a Megatron-Core sample, beside the names they have here; None where the value is used up or recomputed.
-MEGATRON_KEYS: dict[str, str | None] = {
+_MEGATRON_KEYS: dict[str, str | None] = {
     "tokens": "input_ids",
     "labels": "labels",
     "loss_mask": "loss_weights",
@@ -19,9 +19,9 @@ MEGATRON_KEYS: dict[str, str | None] = {
     "original_seq_len": None,
     "padded_seq_len": None,
 }
-MASK = Field(name="attention_mask", kind="token", dtype="any")
-LENGTH = Field(name="original_seq_len", kind="sample", dtype="any")
-POSITIONS = Field(name="position_ids", kind="token", dtype="int64")
+_MASK = Field(name="attention_mask", kind="token", dtype="any")
+_LENGTH = Field(name="original_seq_len", kind="sample", dtype="any")
+_POSITIONS = Field(name="position_ids", kind="token", dtype="int64")
 
 
 def is_megatron(raw: Mapping[str, Any]) -> bool:
@@ -31,7 +31,7 @@ def is_megatron(raw: Mapping[str, Any]) -> bool:
 
 def megatron_names(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Megatron-Core sample under our names, without the keys that only describe the row."""
-    return {MEGATRON_KEYS.get(name, name) or "": value for name, value in raw.items() if MEGATRON_KEYS.get(name, name)}
+    return {_MEGATRON_KEYS.get(name, name) or "": value for name, value in raw.items() if _MEGATRON_KEYS.get(name, name)}
 
 
 def megatron_span(raw: Mapping[str, Any], width: int, where: str) -> tuple[int, int]:
@@ -45,24 +45,24 @@ def megatron_span(raw: Mapping[str, Any], width: int, where: str) -> tuple[int, 
     for name in ("labels", "original_seq_len"):
         if name not in raw:
             raise MissingFieldError(f"{where}: a sample with 'tokens' (already shifted) needs {name!r}")
-    real = length_of(raw, "original_seq_len", where)
-    padded = length_of(raw, "padded_seq_len", where) if "padded_seq_len" in raw else width
+    real = _length_of(raw, "original_seq_len", where)
+    padded = _length_of(raw, "padded_seq_len", where) if "padded_seq_len" in raw else width
     if padded != width or not 0 < real <= padded:
         raise FieldShapeError(
             f"{where}: original_seq_len {real}, padded_seq_len {padded}, but {width} tokens: "
             "0 < original_seq_len <= padded_seq_len = tokens must hold"
         )
     if "position_ids" in raw:
-        positions = convert(raw["position_ids"], POSITIONS, where)
+        positions = convert(raw["position_ids"], _POSITIONS, where)
         assert isinstance(positions, torch.Tensor)
         if positions.shape != (width,) or not (positions.cpu().numpy()[:real] == counting(real)).all():
             raise FieldShapeError(f"{where}: position_ids must count 0..{real - 1} in a row of {width}: they are recomputed")
     return 0, real
 
 
-def length_of(raw: Mapping[str, Any], name: str, where: str) -> int:
+def _length_of(raw: Mapping[str, Any], name: str, where: str) -> int:
     """Return a length that comes as an integer or as a tensor of one element."""
-    tensor = convert(raw[name], LENGTH, where)
+    tensor = convert(raw[name], _LENGTH, where)
     assert isinstance(tensor, torch.Tensor)
     if tensor.numel() != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise FieldShapeError(f"{where}: {name!r} must be one integer, got {tensor.dtype} of shape {list(tensor.shape)}")
@@ -79,7 +79,7 @@ def mask_span(value: Any, width: int, where: str) -> tuple[int, int]:
         >>> mask_span([0, 1, 1, 0], 4, "sample")
         (1, 3)
     """
-    mask = convert(value, MASK, where)
+    mask = convert(value, _MASK, where)
     assert isinstance(mask, torch.Tensor)
     if mask.shape != (width,):
         raise FieldShapeError(f"{where}: 'attention_mask' has shape {list(mask.shape)}, but input_ids has {width} tokens")

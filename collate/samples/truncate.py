@@ -39,8 +39,8 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
     if sample.num_tokens <= max_tokens:
         return sample
     grids = item_grids(sample.values, adapter)
-    items = item_spans(sample, grids, adapter)
-    stop = whole_item_stop(items, max_tokens)
+    items = _item_spans(sample, grids, adapter)
+    stop = _whole_item_stop(items, max_tokens)
     if stop == 0:
         raise OversizeSampleError(
             f"sample {sample.sample_id!r} begins with a media item of {min(end for _, _, end in items)} tokens, "
@@ -52,14 +52,14 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
         rows[name] = kept, int(grid[:kept].prod(axis=1).sum())
     fields = [adapter.fields[name] for name in sample.values]
     return Sample(
-        values={f.name: cut(sample, f, stop, rows) for f in fields if f.kind != "media" or rows[f.modality or ""][0]},
-        layout=cut_layout(sample, stop, adapter),
+        values={f.name: _cut(sample, f, stop, rows) for f in fields if f.kind != "media" or rows[f.modality or ""][0]},
+        layout=_cut_layout(sample, stop, adapter),
         shifted=sample.shifted,
         sample_id=sample.sample_id,
     )
 
 
-def whole_item_stop(items: list[tuple[str, int, int]], limit: int) -> int:
+def _whole_item_stop(items: list[tuple[str, int, int]], limit: int) -> int:
     """Return the largest stop up to `limit` that lies inside no item."""
     stop = limit
     while crossing := [start for _, start, end in items if start < stop < end]:
@@ -67,7 +67,7 @@ def whole_item_stop(items: list[tuple[str, int, int]], limit: int) -> int:
     return stop
 
 
-def item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAdapter) -> list[tuple[str, int, int]]:
+def _item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAdapter) -> list[tuple[str, int, int]]:
     """Return (modality, start, stop) of each media item in its modality's order, start and end markers included.
 
     The runs of one item are those whose frames add up to the frames of its grid.
@@ -82,11 +82,11 @@ def item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAd
             while seen < frames:
                 more = next(runs)
                 end, seen = more[0] + more[1], seen + more[3]
-            spans.append((modality, *with_markers(ids, start, end, adapter.brackets(modality))))
+            spans.append((modality, *_with_markers(ids, start, end, adapter.brackets(modality))))
     return spans
 
 
-def with_markers(ids: list[int], start: int, end: int, brackets: tuple[list[int], list[int]]) -> tuple[int, int]:
+def _with_markers(ids: list[int], start: int, end: int, brackets: tuple[list[int], list[int]]) -> tuple[int, int]:
     """Return a span of tokens made wider by the start and end markers that stand around it."""
     for marker in reversed(brackets[0]):
         if start and ids[start - 1] == marker:
@@ -97,7 +97,7 @@ def with_markers(ids: list[int], start: int, end: int, brackets: tuple[list[int]
     return start, end
 
 
-def cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, tuple[int, int]]) -> Any:
+def _cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, tuple[int, int]]) -> Any:
     """Return one field of the truncated sample: its tokens up to `stop`, or the rows of the items kept."""
     if field.kind == "token":
         return sample.tensor(field.name).narrow(field.axis, 0, stop).contiguous()
@@ -107,7 +107,7 @@ def cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, tuple[int, i
     return sample.values[field.name]
 
 
-def cut_layout(sample: Sample, stop: int, adapter: ModelAdapter) -> SampleLayout:
+def _cut_layout(sample: Sample, stop: int, adapter: ModelAdapter) -> SampleLayout:
     """Return the layout of the first `stop` tokens, which hold whole runs only."""
     keep = sample.layout.runs[:, 0] < stop
     runs = sample.layout.runs[keep]

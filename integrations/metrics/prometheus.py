@@ -17,7 +17,7 @@ COUNTERS = {
     "exposed_seconds": "exposed_seconds_total",
 }
 #: Figures that go up and down: gauges, by the name that they get, with what they mean.
-GAUGES = {
+_GAUGES = {
     "tokens_per_second": ("tokens_per_second", "Real tokens a second, whole group"),
     "step_seconds": ("step_seconds", "Seconds between two steps"),
     "padding_share": ("padding_ratio", "Share of the computed tokens that is padding"),
@@ -78,7 +78,7 @@ class PrometheusMetrics(Metrics):
                 ) from error
         for name in COUNTERS:
             self._metrics[name].inc(figures[name])
-        for name in GAUGES:
+        for name in _GAUGES:
             if name in figures:
                 self._metrics[name].set(figures[name])
         self._metrics["step"].set(step)
@@ -101,7 +101,7 @@ class PrometheusMetrics(Metrics):
         assert library is not None
         for name, called in COUNTERS.items():
             self._metrics[name] = library.Counter(called, f"Sum over the steps of {name.replace('_', ' ')}", **more)
-        for name, (called, meaning) in GAUGES.items():
+        for name, (called, meaning) in _GAUGES.items():
             self._metrics[name] = library.Gauge(called, meaning, **more)
         self._metrics["step"] = library.Gauge("step", "Number of the last step", **more)
         if self._port is not None:

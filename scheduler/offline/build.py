@@ -43,11 +43,14 @@ def build(
     parts = folder / PARTS
     parts.mkdir(parents=True, exist_ok=True)
     count = len(dataset)
-    starts = [start for start in range(0, count, chunk) if not part_path(folder, start).is_file()]
+    starts = [start for start in range(0, count, chunk) if not _part_path(folder, start).is_file()]
     done = count - sum(min(chunk, count - start) for start in starts)
     _work.update(dataset=dataset, encoder=encoder, folder=folder, chunk=chunk, on_error=on_error)
     try:
-        with tqdm(total=count, initial=done, unit="sample", desc="index", disable=not progress) as bar, pool(workers) as mapped:
+        with (
+            tqdm(total=count, initial=done, unit="sample", desc="index", disable=not progress) as bar,
+            _pool(workers) as mapped,
+        ):
             for written in mapped(starts):
                 bar.update(written)
     finally:
@@ -60,17 +63,17 @@ def build(
 
 
 @contextmanager
-def pool(workers: int) -> Iterator[Any]:
+def _pool(workers: int) -> Iterator[Any]:
     """Give a function that measures parts, in this process or in several, and yields the examples in each."""
     if workers < 1:
-        yield lambda starts: map(measure_part, starts)
+        yield lambda starts: map(_measure_part, starts)
         return
     # Forked workers see the dataset and the encoder as they are; the tokenizer's own threads would not survive the fork.
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         with multiprocessing.get_context("fork").Pool(workers) as processes:
-            yield lambda starts: processes.imap_unordered(measure_part, starts)
+            yield lambda starts: processes.imap_unordered(_measure_part, starts)
     finally:
         if before is None:
             del os.environ["TOKENIZERS_PARALLELISM"]
@@ -78,7 +81,7 @@ def pool(workers: int) -> Iterator[Any]:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def measure_part(start: int) -> int:
+def _measure_part(start: int) -> int:
     """Measure one part and write it; return how many examples it has."""
     dataset, encoder = _work["dataset"], _work["encoder"]
     stop: int = min(start + _work["chunk"], len(dataset))
@@ -92,12 +95,12 @@ def measure_part(start: int) -> int:
             if _work["on_error"] == "error":
                 raise one
             totals["num_skipped"] += 1
-        elif is_oversize(one.tokens, encoder, start + row):
+        elif _is_oversize(one.tokens, encoder, start + row):
             totals["num_dropped"] += 1
         else:
             tokens[row], counts[row] = one.tokens, len(one.grids)
             grids.extend(one.grids)
-    path = part_path(_work["folder"], start)
+    path = _part_path(_work["folder"], start)
     part = path.with_suffix(f".{os.getpid()}")
     with part.open("wb") as file:
         np.savez(file, tokens=tokens, counts=counts, grids=np.array(grids, np.int32).reshape(-1, 3), totals=[*totals.values()])
@@ -105,7 +108,7 @@ def measure_part(start: int) -> int:
     return stop - start
 
 
-def is_oversize(tokens: int, encoder: SampleEncoder, number: int) -> bool:
+def _is_oversize(tokens: int, encoder: SampleEncoder, number: int) -> bool:
     """Whether the encoder's policy drops a sample for its length.
 
     Raises:
@@ -119,7 +122,7 @@ def is_oversize(tokens: int, encoder: SampleEncoder, number: int) -> bool:
     return True
 
 
-def part_path(folder: Path, start: int) -> Path:
+def _part_path(folder: Path, start: int) -> Path:
     """Return the file of the part that begins with an example."""
     return folder / PARTS / f"{start:012d}.npz"
 
@@ -130,7 +133,7 @@ def merge(folder: Path, count: int, chunk: int) -> dict[str, int]:
     starts = np.lib.format.open_memmap(folder / "grid_starts.npy", "w+", COLUMNS["grid_starts"], (count + 1,))
     num_grids, skipped, dropped = 0, 0, 0
     for start in range(0, count, chunk):
-        with np.load(part_path(folder, start)) as part:
+        with np.load(_part_path(folder, start)) as part:
             stop = start + len(part["tokens"])
             tokens[start:stop] = part["tokens"]
             starts[start + 1 : stop + 1] = num_grids + np.cumsum(part["counts"])
@@ -140,7 +143,7 @@ def merge(folder: Path, count: int, chunk: int) -> dict[str, int]:
         grids = np.lib.format.open_memmap(folder / "grids.npy", "w+", COLUMNS["grids"], (num_grids, 3))
         at = 0
         for start in range(0, count, chunk):
-            with np.load(part_path(folder, start)) as part:
+            with np.load(_part_path(folder, start)) as part:
                 grids[at : at + len(part["grids"])] = part["grids"]
                 at += len(part["grids"])
         grids.flush()

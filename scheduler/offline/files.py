@@ -64,16 +64,16 @@ def dataset_record(dataset: Sequence[Any]) -> dict[str, Any]:
     count = len(dataset)
     digest = hashlib.blake2b(digest_size=8)
     for place in sorted({count * probe // PROBES for probe in range(PROBES)} | {count - 1} if count else set()):
-        digest.update(fingerprint(dataset[place]).encode())
+        digest.update(_fingerprint(dataset[place]).encode())
     return {"num_examples": count, "fingerprint": digest.hexdigest()}
 
 
-def fingerprint(value: Any) -> str:
+def _fingerprint(value: Any) -> str:
     """Return a text that tells one example from another; images in memory count by their size."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{fingerprint(value[key])}" for key in sorted(value) if value[key] is not None) + "}"
+        return "{" + ",".join(f"{key}:{_fingerprint(value[key])}" for key in sorted(value) if value[key] is not None) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(fingerprint, value)) + "]"
+        return "[" + ",".join(map(_fingerprint, value)) + "]"
     if isinstance(value, bytes):
         return hashlib.blake2b(value, digest_size=8).hexdigest()
     if isinstance(value, str | int | float | bool | None):

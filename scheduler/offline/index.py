@@ -84,7 +84,7 @@ class OfflineIndex:
         if (path / "index.json").is_file():
             return cls.open(path, dataset=dataset, encoder=encoder)
         begun = {"version": 0, **header, "chunk": chunk, "on_error": on_error}
-        start_parts(path, begun)
+        _start_parts(path, begun)
         build(path, dataset, encoder, header, workers=workers, chunk=chunk, on_error=on_error, progress=progress)
         (path / "begun.json").unlink()
         return cls(path)
@@ -155,7 +155,7 @@ class OfflineIndex:
         return OfflineSource(planner, dataset, encoder, rank=rank)
 
 
-def start_parts(folder: Path, begun: Mapping[str, Any]) -> None:
+def _start_parts(folder: Path, begun: Mapping[str, Any]) -> None:
     """Note what a build makes its parts from, or check that parts which are there were made from the same.
 
     Raises:

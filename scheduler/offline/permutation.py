@@ -6,7 +6,7 @@ import numpy.typing as npt
 from ..plan.table import Ints
 
 Bits = npt.NDArray[np.uint64]
-ROUNDS = 4
+_ROUNDS = 4
 
 
 class Permutation:
@@ -29,7 +29,7 @@ class Permutation:
     def __init__(self, count: int, seed: int, shuffle: bool = True) -> None:
         self._count = count
         self._half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
-        keys = np.random.Generator(np.random.PCG64(seed)).integers(1, 1 << 62, ROUNDS, dtype=np.uint64)
+        keys = np.random.Generator(np.random.PCG64(seed)).integers(1, 1 << 62, _ROUNDS, dtype=np.uint64)
         self._keys = list(keys) if shuffle else []
 
     def __call__(self, start: int, stop: int) -> Ints:
@@ -46,11 +46,11 @@ class Permutation:
         bits, mask = np.uint64(self._half), np.uint64((1 << self._half) - 1)
         left, right = values >> bits, values & mask
         for key in self._keys:
-            left, right = right, left ^ (hashed(right ^ key) & mask)
+            left, right = right, left ^ (_hashed(right ^ key) & mask)
         return left << bits | right
 
 
-def hashed(values: Bits) -> Bits:
+def _hashed(values: Bits) -> Bits:
     """Return 64-bit numbers whose low bits depend on all bits of the given ones."""
     values = (values ^ (values >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)

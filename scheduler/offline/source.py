@@ -7,7 +7,7 @@ from ...collate import SampleEncoder
 from ...core import SampleError, differences
 from .plan import EpochPlanner, PlannedStep
 
-VERSION = 1
+_VERSION = 1
 
 
 class OfflineSource:
@@ -54,7 +54,7 @@ class OfflineSource:
     def state_dict(self) -> dict[str, Any]:
         """Return the position behind the last pack that was yielded."""
         return {
-            "version": VERSION,
+            "version": _VERSION,
             "epoch": self._epoch,
             "start": self._start,
             "pack": self._pack,
@@ -113,8 +113,8 @@ class OfflineSource:
         return {**{name: getattr(config, name) for name in names}, "num_samples": len(self._planner.index)}
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        if state.get("version") != VERSION:
-            raise ValueError(f"the state has version {state.get('version')}, this is version {VERSION}")
+        if state.get("version") != _VERSION:
+            raise ValueError(f"the state has version {state.get('version')}, this is version {_VERSION}")
         changed = differences(state["plan"], self._plan_record())
         if changed:
             raise ValueError(f"the state belongs to another plan: {'; '.join(changed)}")

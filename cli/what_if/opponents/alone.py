@@ -57,7 +57,7 @@ def padded_alone(
     sample occupies, and costs, as much as the longest of its batch.
     """
     ranks = padded_batches(table, num_ranks, config.max_tokens)
-    return to_plan(padded_table(table, ranks), ranks, num_ranks=num_ranks, config=config, towers=towers)
+    return to_plan(_padded_table(table, ranks), ranks, num_ranks=num_ranks, config=config, towers=towers)
 
 
 def padded_batches(table: SampleTable, num_ranks: int, capacity: int) -> list[list[Pack]]:
@@ -77,7 +77,7 @@ def padded_batches(table: SampleTable, num_ranks: int, capacity: int) -> list[li
     return ranks
 
 
-def padded_table(table: SampleTable, ranks: list[list[Pack]]) -> SampleTable:
+def _padded_table(table: SampleTable, ranks: list[list[Pack]]) -> SampleTable:
     """Return the table in which every sample has the padded length, and the decoder's cost, of the longest of its batch."""
     padded, cost = table.padded.copy(), table.cost.copy().reshape(len(table), -1)
     for batches in ranks:

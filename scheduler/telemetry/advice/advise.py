@@ -15,9 +15,9 @@ from ..summary import Summary
 from .what_if import DEFER, Steps, merged, time_per_work, with_context_parallelism, with_deferral
 
 #: Share of a step's time below which waiting for the scheduler is no matter.
-EXPOSED = 0.02
+_EXPOSED = 0.02
 #: A larger batch must gain this much more than a smaller one to be named in its place.
-WORTH_DOUBLING = 0.02
+_WORTH_DOUBLING = 0.02
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ def _larger_batch(situation: Situation, now: float) -> Advice | None:
     for factor in (2, 4):
         larger = None if situation.is_late else merged(steps, factor)
         gain = 0.0 if larger is None else 1 - time_per_work(larger) / now
-        if gain > best + (WORTH_DOUBLING if best else 0.0):
+        if gain > best + (_WORTH_DOUBLING if best else 0.0):
             best, best_factor = gain, factor
     if not best_factor:
         return None
@@ -166,7 +166,7 @@ def _prefetch(situation: Situation, now: float) -> Advice | None:
     del now  # a matter of seconds, not of plans
     figures, prefetch = Summary.of(situation.stats), situation.steps.config.prefetch
     share, seconds = figures.exposed_share, figures.step_seconds
-    if share is None or seconds is None or share < EXPOSED:
+    if share is None or seconds is None or share < _EXPOSED:
         return None
     training = seconds * (1 - share)
     hidden = 1 - max(training, figures.prepare_seconds) / seconds

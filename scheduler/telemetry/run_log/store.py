@@ -20,11 +20,11 @@ from .record import RecordedStep, decode_step, encode_step
 
 FILE = "run.sqlite"
 #: Version of the tables and of the records in them; 1 were files `*.steps`.
-FORMAT_VERSION = 2
+_FORMAT_VERSION = 2
 _APPLICATION_ID = 0x45565041
 _SCHEMA = f"""
     PRAGMA application_id = {_APPLICATION_ID};
-    PRAGMA user_version = {FORMAT_VERSION};
+    PRAGMA user_version = {_FORMAT_VERSION};
     CREATE TABLE headers (id INTEGER PRIMARY KEY, run INTEGER NOT NULL, first_step INTEGER NOT NULL, content BLOB NOT NULL);
     CREATE TABLE steps (
         id INTEGER PRIMARY KEY, step INTEGER NOT NULL, header INTEGER NOT NULL, checksum INTEGER NOT NULL, record BLOB NOT NULL
@@ -181,13 +181,13 @@ def _check_version(connection: sqlite3.Connection, file: Path) -> None:
         raise ValueError(f"{file} is not a run log: {error}") from None
     if application != _APPLICATION_ID:
         raise ValueError(f"{file} is not a run log")
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{file} is a run log of version {version}, this evenpack reads version {FORMAT_VERSION}")
+    if version != _FORMAT_VERSION:
+        raise ValueError(f"{file} is a run log of version {version}, this evenpack reads version {_FORMAT_VERSION}")
 
 
 def _refuse_version_1(folder: Path) -> None:
     if any(folder.glob("*.steps")):
         raise ValueError(
-            f"{folder} holds a run log of version 1 (files *.steps), this evenpack reads version {FORMAT_VERSION}: "
+            f"{folder} holds a run log of version 1 (files *.steps), this evenpack reads version {_FORMAT_VERSION}: "
             "read it with the evenpack that wrote it, and give a new run another folder"
         )
