@@ -52,7 +52,13 @@ class PackedModule(lightning.LightningModule):
         samples = [encode(processor, example) for example in itertools.islice(examples, self.num_steps * SAMPLES_PER_STEP)]
         config = SchedulerConfig(max_tokens=2048, samples_per_step=SAMPLES_PER_STEP, sync="step")
         adapter, cost = adapter_for(self.model.config), CostModel.from_config(self.model.config)
-        return Steps(PackingScheduler(samples, config=config, adapter=adapter, cost=cost, groups=ProcessGroups.from_world()))
+        groups = ProcessGroups.from_world()
+        self.scheduler = PackingScheduler(samples, config=config, adapter=adapter, cost=cost, groups=groups)
+        return Steps(self.scheduler)
+
+    def teardown(self, stage: str) -> None:
+        """End the scheduler."""
+        self.scheduler.close()
 
     def transfer_batch_to_device(self, step: PackedStep, device: torch.device, dataloader_idx: int) -> PackedStep:
         """Leave the step as it is: each of its micro-batches moves when it is due."""

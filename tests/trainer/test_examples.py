@@ -45,4 +45,4 @@ def test_same_losses_as_ddp(name, expected):
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "accelerate_loop", "lightning_loop"])
 def test_is_short(name):
-    assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 85
+    assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 90
