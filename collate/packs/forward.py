@@ -31,26 +31,20 @@ def forward_kwargs(batch: Row, model: nn.Module, stage: Stage | None) -> dict[st
     inner = unwrap_model(model)
     names = accepted_arguments(inner, batch.adapter)
     check_batch(batch, inner, names)
-    offered = _transformers_arguments(batch) if is_transformers_model(inner) else _other_arguments(batch, inner, names)
+    # Without labels for transformers: under that name the model would shift once more.
+    offered = {**_common_arguments(batch), **_varlen_arguments(batch)}
+    if not is_transformers_model(inner):
+        offered |= _other_arguments(batch, inner, names)
     place = _stage_of(inner) if stage is None else (stage == "first", stage == "last")
     return {name: value for name, value in (offered | _staged(batch, *place)).items() if name in names}
 
 
-def _transformers_arguments(batch: Row) -> dict[str, Any]:
-    """Return what a transformers model may get: varlen attention over padded boundaries, and no cache.
-
-    `labels` and `shift_labels` stay out: under the first name the model would shift once more.
-    """
-    return {**_common_arguments(batch), **_varlen_arguments(batch)}
-
-
 def _other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dict[str, Any]:
-    """Return what another model may get: the pack's attributes under their own names.
+    """Return what another model may get besides: the pack's attributes under their own names.
 
     `labels` are given only where the name means shifted ones: to Megatron-Core's modules, and where the adapter says so.
     """
-    offered = {**_common_arguments(batch), **_varlen_arguments(batch), **{name: getattr(batch, name) for name in _BOUNDARIES}}
-    offered |= {"shift_labels": batch.labels, "loss_mask": batch.loss_mask}
+    offered = {name: getattr(batch, name) for name in (*_BOUNDARIES, "shift_labels", "loss_mask")}
     if "packed_seq_params" in names:
         offered["packed_seq_params"] = packed_seq_params(batch, "real", {})
     if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:

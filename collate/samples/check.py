@@ -104,11 +104,6 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
         raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
 
 
-def _has_wrong_labels(labels: np.ndarray) -> bool:
-    """Whether a label is negative without being -100: neither a target nor the mark of none."""
-    return bool(np.count_nonzero(labels < 0) != np.count_nonzero(labels == IGNORED))
-
-
 def check_labels(labels: torch.Tensor, where: str) -> None:
     """Check that labels are ids, or -100 where nothing is learned.
 
@@ -116,7 +111,7 @@ def check_labels(labels: torch.Tensor, where: str) -> None:
         FieldShapeError: another negative label; the first is named.
     """
     array = labels.cpu().numpy()
-    if _has_wrong_labels(array):
+    if np.count_nonzero(array < 0) != np.count_nonzero(array == IGNORED):
         at = int(np.argmax((array < 0) & (array != IGNORED)))
         raise FieldShapeError(f"{where}: labels[{at}] is {array[at]}, labels must be at least 0, or {IGNORED} for no target")
 

@@ -104,20 +104,15 @@ def _fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: Sa
     """Give every absent optional field its declared default, in place."""
     ids = values["input_ids"]
     if "labels" not in values:
-        values["labels"] = _default_labels(ids, adapter)
+        # Media tokens are no text to learn, spelled ones neither.
+        values["labels"] = labels = ids.clone()
+        for token in adapter.media_tokens.values():
+            labels.masked_fill_(ids == token, IGNORED)
     for field in adapter.fields:
         if field.name not in values and field.name not in ("sample_id", TYPES):
             value = _default_value(field, ids, counts, adapter)
             if value is not None:
                 values[field.name] = value
-
-
-def _default_labels(ids: torch.Tensor, adapter: ModelAdapter) -> torch.Tensor:
-    """Return the ids as labels, with no target at media tokens, spelled ones included: they are no text to learn."""
-    labels = ids.clone()
-    for token in adapter.media_tokens.values():
-        labels.masked_fill_(ids == token, IGNORED)
-    return labels
 
 
 def _default_value(field: Field, ids: torch.Tensor, counts: Mapping[str, int], adapter: ModelAdapter) -> Value:

@@ -40,7 +40,9 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
         return sample
     grids = item_grids(sample.values, adapter)
     items = _item_spans(sample, grids, adapter)
-    stop = _whole_item_stop(items, max_tokens)
+    stop = max_tokens
+    while crossing := [start for _, start, end in items if start < stop < end]:
+        stop = min(crossing)  # items of two modalities may interleave, so the new stop is looked at again
     if stop == 0:
         raise OversizeSampleError(
             f"sample {sample.sample_id!r} begins with a media item of {min(end for _, _, end in items)} tokens, "
@@ -57,14 +59,6 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
         shifted=sample.shifted,
         sample_id=sample.sample_id,
     )
-
-
-def _whole_item_stop(items: list[tuple[str, int, int]], limit: int) -> int:
-    """Return the largest stop up to `limit` that lies inside no item."""
-    stop = limit
-    while crossing := [start for _, start, end in items if start < stop < end]:
-        stop = min(crossing)  # items of two modalities may interleave, so the new stop is looked at again
-    return stop
 
 
 def _item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAdapter) -> list[tuple[str, int, int]]:

@@ -89,13 +89,15 @@ def _measure_part(start: int) -> int:
     tokens = np.zeros(stop - start, np.int32)
     counts = np.zeros(stop - start, np.int64)
     grids: list[Sequence[int]] = []
-    totals = {"num_skipped": 0, "num_dropped": 0}
+    totals, limit = {"num_skipped": 0, "num_dropped": 0}, encoder.config.max_length
     for row, one in enumerate(measured):
         if isinstance(one, SampleError):
             if _work["on_error"] == "error":
                 raise one
             totals["num_skipped"] += 1
-        elif _is_oversize(one.tokens, encoder, start + row):
+        elif limit is not None and one.tokens > limit:
+            if encoder.config.on_oversize == "error":
+                raise OversizeSampleError(f"example {start + row}: {one.tokens} tokens exceed max_length={limit}")
             totals["num_dropped"] += 1
         else:
             tokens[row], counts[row] = one.tokens, len(one.grids)
@@ -106,20 +108,6 @@ def _measure_part(start: int) -> int:
         np.savez(file, tokens=tokens, counts=counts, grids=np.array(grids, np.int32).reshape(-1, 3), totals=[*totals.values()])
     os.replace(part, path)
     return stop - start
-
-
-def _is_oversize(tokens: int, encoder: SampleEncoder, number: int) -> bool:
-    """Whether the encoder's policy drops a sample for its length.
-
-    Raises:
-        OversizeSampleError: the policy is an error.
-    """
-    limit = encoder.config.max_length
-    if limit is None or tokens <= limit:
-        return False
-    if encoder.config.on_oversize == "error":
-        raise OversizeSampleError(f"example {number}: {tokens} tokens exceed max_length={limit}")
-    return True
 
 
 def _part_path(folder: Path, start: int) -> Path:

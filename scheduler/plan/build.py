@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...core import round_up
 from ...core.errors import OversizeSampleError, PlanError
 from .config import MEDIA_BITS, NO_TOWERS, MediaTowers, PlanConfig
 from .integers import exact_sum
@@ -160,7 +161,7 @@ def _trained_towers(towers: MediaTowers) -> tuple[tuple[int, int], ...]:
 def _dummies(towers: MediaTowers, align: int, num_phases: int) -> tuple[Ints, Ints, int]:
     size, cost, known = np.zeros(NUM_SETS, np.int64), np.zeros((NUM_SETS, num_phases), np.int64), 0
     for name, bit in MEDIA_BITS.items():
-        tokens = -(-towers.dummy_tokens.get(name, 1) // align) * align
+        tokens = round_up(towers.dummy_tokens.get(name, 1), align)
         phases = towers.dummy_cost.get(name, (0,) * num_phases)
         if len(phases) != num_phases:
             raise ValueError(f"dummy_cost[{name!r}] has {len(phases)} phases, the samples have {num_phases}")

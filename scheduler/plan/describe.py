@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core import round_up
 from . import bounds, kernels, media, tally
 from .finish import Assignment, evaluate
 from .problem import Problem
@@ -86,7 +87,7 @@ def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]
     counts = range(count, count + 1)
     if config.num_microbatches is None:
         multiple = config.microbatch_multiple
-        fewest = -(-bounds.fewest_microbatches(problem) // multiple) * multiple
+        fewest = round_up(bounds.fewest_microbatches(problem), multiple)
         counts = range(fewest, max(count, 4 * config.pipeline_stages) + 1, multiple)
     lower_bound = bounds.with_terms(problem, bound, counts)
     limit = max(loosened(problem, bound), found.value - config.microbatch_cost * count)

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from ...core import round_up
 from ...core.errors import PlanError
 from .config import MEDIA_BITS
 from .problem import Problem
@@ -59,7 +60,7 @@ def occupied(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> tuple
     segments = counts + problem.dummy_count[dummies]
     empty = segments == 0
     tokens = np.where(empty, problem.align, tokens)
-    padded = -(-tokens // problem.pack_align) * problem.pack_align
+    padded = round_up(tokens, problem.pack_align)
     return padded, segments + empty + (padded > tokens)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
+from ...core import round_up
 from ...core.errors import InfeasiblePlanError
 from . import bounds
 from .bins import Bins
@@ -104,7 +105,7 @@ def _merit(problem: Problem, bound: int, found: Assignment) -> tuple[int, ...]:
 
 def _fewest(problem: Problem) -> int:
     multiple = problem.config.microbatch_multiple
-    return -(-bounds.fewest_microbatches(problem) // multiple) * multiple
+    return round_up(bounds.fewest_microbatches(problem), multiple)
 
 
 def _promising(problem: Problem) -> list[int]:

@@ -7,6 +7,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ...core import round_up
+
 Ints = npt.NDArray[np.int64]
 IntsLike = npt.ArrayLike
 
@@ -73,7 +75,7 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         return cls(
             tokens=real,
-            padded=column(padded, -(-real // align) * align),
+            padded=column(padded, round_up(real, align)),
             nbytes=column(nbytes, 8 * real),
             home=column(home, zeros),
             media=column(media, zeros),

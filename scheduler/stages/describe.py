@@ -10,7 +10,7 @@ import torch
 from ...collate.packs.targets import target_stats
 from ...collate.samples.prepare import prepare_sample
 from ...collate.samples.truncate import truncate_sample
-from ...core import FieldShapeError, OversizeSampleError, Sample
+from ...core import FieldShapeError, OversizeSampleError, Sample, round_up
 from ...core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
 from ...core.sample import TYPE_CODES
 from ...models import ModelAdapter, dummy_sample
@@ -143,7 +143,7 @@ class Describer:
         return np.zeros(0, self._row_dtype)
 
     def _fit(self, sample: Sample, where: str) -> Sample | None:
-        padded = -(-sample.num_tokens // self._align) * self._align
+        padded = round_up(sample.num_tokens, self._align)
         if padded <= self.capacity:
             return sample
         if self._oversize == "drop":

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ...core import round_up
 from ..plan import SampleTable
 from .blocks import WIRE_VERSION
 
@@ -142,7 +143,7 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
         tokens = self.rows["tokens"].astype(np.int64)
         return SampleTable(
             tokens=tokens,
-            padded=-(-tokens // align) * align,
+            padded=round_up(tokens, align),
             nbytes=self.rows["nbytes"].astype(np.int64),
             home=self.home,
             media=(self.rows["media"] & MEDIA_MASK).astype(np.int64),

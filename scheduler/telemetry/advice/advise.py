@@ -107,8 +107,9 @@ def _larger_packs(situation: Situation, now: float) -> Advice | None:
     config = situation.steps.config
     larger = msgspec.structs.replace(config, max_tokens=2 * config.max_tokens)
     gain = 1 - time_per_work(situation.steps, larger) / now
+    count = np.mean([plan.num_microbatches for plan in situation.plans])
     text = (
-        f"max_tokens={config.max_tokens} makes {_mean([plan.num_microbatches for plan in situation.plans]):.1f} micro-batches "
+        f"max_tokens={config.max_tokens} makes {count:.1f} micro-batches "
         f"a step: max_tokens={larger.max_tokens}, where memory allows it, would cut the step's cost per token by {gain:.0%}"
     )
     return Advice(kind="max_tokens", text=text, gain=gain)
@@ -196,7 +197,3 @@ def _fill(situation: Situation) -> float:
     steps = situation.steps
     room = sum(plan.tokens.size for plan in situation.plans) * steps.config.max_tokens * steps.cp_size
     return sum(int(plan.tokens.sum()) for plan in situation.plans) / max(1, room)
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / max(1, len(values))
