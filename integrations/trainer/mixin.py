@@ -16,7 +16,7 @@ from ...scheduler import CostModel, PackedStep, PackingScheduler, ProcessGroups,
 from .checkpoint import load_state, save_state
 from .evaluate import PackedEvaluation
 from .records import Records
-from .settings import eval_config, refuse_arguments, refuse_parts, train_config
+from .settings import eval_config, refuse_arguments, refuse_loss, refuse_parts, train_config
 from .setup import adapter_of, is_lora, prepare_for_packs
 from .source import Encode, Reading, source_of
 from .stream import StepStream, epoch_steps, loader_of
@@ -64,6 +64,7 @@ class PackedTrainerMixin(PackedEvaluation):
         packing_callbacks: Iterable[StepCallback] = (),
         **kwargs: Any,
     ) -> None:
+        refuse_loss(type(self))
         refuse_parts(inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments)
         self._packing_encode, self._packing_fields = encode, tuple(fields)
         super().__init__(*args, **kwargs)

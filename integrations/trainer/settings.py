@@ -67,6 +67,23 @@ def refuse_parts(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} ({kind}) does not work with packing: {reason}")
 
 
+def refuse_loss(trainer: type) -> None:
+    """Refuse a Trainer whose loss is another than cross entropy, which packing would never call.
+
+    Args:
+        trainer: the user's class.
+
+    Raises:
+        ValueError: naming the method that computes the loss.
+    """
+    method: Any = trainer.compute_loss  # type: ignore[attr-defined]
+    if method.__module__ not in ("transformers.trainer", "trl.trainer.sft_trainer"):
+        raise ValueError(
+            f"{method.__qualname__} does not work with packing: the loss is the packed cross entropy of the scheduler's step; "
+            "for another one, write a loop of your own"
+        )
+
+
 def train_config(packing: SchedulerConfig | Mapping[str, Any], args: Any, *, is_sharded: bool) -> SchedulerConfig:
     """Return the scheduler's settings, with what `TrainingArguments` say about the same things.
 

@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from transformers import Trainer
 
+from evenpack.integrations.trainer import PackedTrainerMixin
 from evenpack.scheduler import SchedulerConfig
 from evenpack.scheduler.testing import run_ranks
 
@@ -29,6 +31,21 @@ REFUSED = [
     ({}, {}, {"compute_loss_func": single_row}, "compute_loss_func"),
     ({"max_steps": -1}, {"defer": 2}, {"train_dataset": samples(4)}, "max_steps"),
 ]
+
+
+class OwnLoss(Trainer):
+    """A Trainer of the user's own, whose loss packing would not call."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs).loss * 2
+
+
+def test_a_loss_of_the_users_own_is_refused(tmp_path):
+    class Packed(PackedTrainerMixin, OwnLoss):
+        pass
+
+    with pytest.raises(ValueError, match=r"OwnLoss\.compute_loss does not work with packing: the loss is"):
+        Packed(model_of(), arguments(tmp_path), packing={"max_tokens": 96})
 
 
 def test_refused_by_name(tmp_path):
