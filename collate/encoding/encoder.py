@@ -1,5 +1,6 @@
 """`SampleEncoder`: from an example of any dataset to an unpadded sample, and from samples to a pack."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,17 +16,27 @@ from ..packs.pack import pack_samples
 from ..samples.prepare import prepare_sample
 from .checks import chat_format, check_limits, check_media_tokens, media_strings, with_strategy
 from .conversation import Conversation, read_example
-from .errors import ConversationError
+from .errors import ConversationError, UnreadableMediaError, naming_example
 from .escaper import Shield
 from .measure import Measure, Measured
-from .media import decoded, open_image
-from .process import Processed, TextProcessor
+from .media import decoded, open_image, open_video
+from .process import Processed, TextProcessor, check_modalities
 from .render import ChatRenderer
 from .rendered import Written, write
 from .sample import sample_of
 from .settings import EncoderConfig, settings_record
 
 VERSION = 1
+
+
+class SampleList(list[dict[str, Any]]):
+    """Samples of a loader's batch.
+
+    Attributes:
+        num_dropped: examples of the batch that a policy of the encoder left out.
+    """
+
+    num_dropped: int = 0
 
 
 class SampleEncoder:
@@ -39,7 +50,7 @@ class SampleEncoder:
         processor: a processor of `transformers`, or a tokenizer for text alone.
         adapter: the model family, with any further fields of the user in `adapter.fields`.
         config: settings; pixel limits are required where the family sees images.
-        folder: folder that relative paths of images are relative to.
+        folder: folder that relative paths of media are relative to.
 
     Attributes:
         adapter: the family, with the field `mask_strategy` declared; give this one to the scheduler.
@@ -108,10 +119,20 @@ class SampleEncoder:
         """
         number = self._encoded if index is None else index
         self._encoded += 1
-        name = example.get("sample_id") if isinstance(example, Mapping) else None
-        where = f"example {number}" if name is None else f"example {number} ({name!r})"
+        with naming_example(example, number, counted=index is None) as where:
+            try:
+                return self._encoded_example(example, where)
+            except UnreadableMediaError as error:
+                if self.config.on_unreadable == "error":
+                    raise
+                if not self.counts["unreadable_dropped"]:
+                    warnings.warn(f"dropped, as on_unreadable='drop' says (told once): {error}", RuntimeWarning, stacklevel=2)
+                self.counts["unreadable_dropped"] += 1
+                return None
+
+    def _encoded_example(self, example: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         written = self.write(example, where)
-        self._check_fields(written.conversation, where)
+        self.check_fields(written.conversation, where)
         processed = self.process(written, where)
         length = len(processed.ids)
         if self.config.max_length is not None and length > self.config.max_length:
@@ -138,9 +159,15 @@ class SampleEncoder:
         sample = self.encode(example) or {}
         return {field.name: sample.get(field.name) for field in self.adapter.fields}
 
-    def encode_list(self, examples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Encode several examples, those that a policy drops left out; a `collate_fn` for loaders that feed a scheduler."""
-        return [sample for sample in map(self.encode, examples) if sample is not None]
+    def encode_list(self, examples: Iterable[Mapping[str, Any]]) -> "SampleList":
+        """Encode several examples, those that a policy drops left out; a `collate_fn` for loaders that feed a scheduler.
+
+        The scheduler counts what was left out, in the statistics of the step.
+        """
+        encoded = list(map(self.encode, examples))
+        samples = SampleList(sample for sample in encoded if sample is not None)
+        samples.num_dropped = len(encoded) - len(samples)
+        return samples
 
     def collate(self, samples: Sequence[Mapping[str, Any] | Sample], **settings: Any) -> PackedBatch:
         """Pack samples into one row, in order.
@@ -170,10 +197,12 @@ class SampleEncoder:
     def process(self, written: Written, where: str) -> Processed:
         """Open an example's media and run the processor; a family may override what its processor does not cover."""
         media = {name: list(items) for name, items in written.conversation.media.items()}
+        check_modalities(media, self.adapter, where)
         media["image"] = [
             decoded(open_image(item, f"{where}, image {at}", self._folder), f"{where}, image {at}")
             for at, item in enumerate(media["image"])
         ]
+        media["video"] = [open_video(item, f"{where}, video {at}", self._folder) for at, item in enumerate(media["video"])]
         return self._process(written.text, media, where)
 
     def measure(self, examples: Sequence[Mapping[str, Any]], first: int = 0) -> list[Measured | SampleError]:
@@ -234,11 +263,13 @@ class SampleEncoder:
             raise ValueError(f"samples would be encoded differently than before: {'; '.join(changed)}")
         self.counts, self._encoded = Counter(state["counts"]), state["encoded"]
 
-    def _check_fields(self, conversation: Conversation, where: str) -> None:
+    def check_fields(self, conversation: Conversation, where: str) -> None:
+        """Raise `UndeclaredFieldError` for a column that is neither declared nor ignored."""
         for name in conversation.fields:
             if name not in self.adapter.fields and name not in self.config.ignored:
                 raise UndeclaredFieldError(
-                    f"{where}: undeclared column {name!r}: declare it as a Field of the adapter, or name it in `ignored`"
+                    f"{where}: undeclared column {name!r}: rename it to 'sample_id' if it names the example, declare it as a "
+                    f"Field of the adapter, or leave it out by SampleEncoder(..., ignored=({name!r},))"
                 )
 
     def _keeps_empty(self, trained: TrainedTurns, where: str) -> bool:

@@ -8,7 +8,8 @@ import msgspec
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
-from .errors import UnreadableMediaError
+from .conversation import Conversation
+from .errors import UnreadableMediaError, naming_example
 from .escaper import Shield
 from .media import image_size, open_image
 from .process import TextProcessor, check_modalities
@@ -41,6 +42,10 @@ class Writer(Protocol):
         """Read and render an example."""
         ...
 
+    def check_fields(self, conversation: Conversation, where: str) -> None:
+        """Refuse columns that are not declared."""
+        ...
+
 
 class Measure:
     """Measures examples, many at a time: their texts are tokenized in one call.
@@ -65,14 +70,15 @@ class Measure:
         texts: list[str] = []
         grids: list[tuple[Grid, ...]] = []
         for number, example in enumerate(examples, first):
-            name = example.get("sample_id") if isinstance(example, Mapping) else None
-            where = f"example {number}" if name is None else f"example {number} ({name!r})"
             try:
-                written = self._encoder.write(example, where)
-                grids.append(self._grids(written, where))
+                with naming_example(example, number) as where:
+                    written = self._encoder.write(example, where)
+                    self._encoder.check_fields(written.conversation, where)
+                    sizes = self._grids(written, where)
             except SampleError as error:
                 out.append(error)
                 continue
+            grids.append(sizes)
             out.append(Measured(0, ()))
             texts.append(written.text)
         lengths = iter(zip(self._lengths(texts), grids, strict=True))

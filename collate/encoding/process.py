@@ -57,6 +57,7 @@ class TextProcessor:
         if config.min_pixels is not None:
             size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
             self._limits["images_kwargs"] = {"size": size}
+        self._video_fps, self._source_fps = config.video_fps, config.source_fps
         if config.video_min_pixels is not None:
             size = {"shortest_edge": config.video_min_pixels, "longest_edge": config.video_max_pixels}
             sampling = {"do_sample_frames": config.video_fps is not None}
@@ -81,7 +82,7 @@ class TextProcessor:
 
         Args:
             text: the rendering, control strings that text spells hidden.
-            media: modality to its items, opened.
+            media: modality to its items, opened: images, and videos as `open_video` returns them.
             where: how errors name the example.
 
         Raises:
@@ -100,6 +101,9 @@ class TextProcessor:
         out = self._call(text, arguments, where)
         replaced = next(iter(out.get("text_replacement_offsets") or [[]]))
         fields = {name: value for name, value in out.items() if name not in (*WORKING, "input_ids")}
+        if media.get("video") and self._adapter.has_seconds and self._video_fps is None:
+            # Processors of the Omni families take the rate of sampling, or a default, for that of frames given as they are.
+            fields[self._adapter.seconds_field] = [self._seconds_per_grid(metadata) for _, metadata in media["video"]]
         if spelled:
             return self._tokenized_again(text, replaced, fields, spelled, where)
         ids = np.asarray(out["input_ids"][0], np.int64)
@@ -119,11 +123,10 @@ class TextProcessor:
                 return_offsets_mapping=self._has_offsets,
                 return_text_replacement_offsets=True,
                 return_mm_token_type_ids=False,
-                **arguments,
+                **{**self._limits, **arguments},
                 **self.text_arguments(text),
-                **self._limits,
             )
-        except (StopIteration, ValueError, TypeError, IndexError, OSError) as error:
+        except Exception as error:  # whatever the processor, its sub-processors and their libraries raise
             raise UnreadableMediaError(f"{where}: the processor refuses the example: {error}") from error
         return out
 
@@ -142,8 +145,36 @@ class TextProcessor:
                 )
             if modality == "video" and not self._knows_video_limits:
                 raise UnreadableMediaError(f"{where}: to encode videos, give video_min_pixels and video_max_pixels")
-            arguments[name] = [list(media[modality])]
+            if modality == "image":
+                arguments[name] = [list(media[modality])]
+                continue
+            arguments[name] = [[frames for frames, _ in media[modality]]]
+            metadata = [self._metadata(one, f"{where}, video {at}") for at, (_, one) in enumerate(media[modality])]
+            arguments["videos_kwargs"] = {**self._limits["videos_kwargs"], "video_metadata": [metadata]}
         return arguments
+
+    def _metadata(self, metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return a video's metadata with its rate, which the frames' timestamps, positions and sampling follow from."""
+        fps = metadata.get("fps", self._source_fps)
+        if fps is None and (self._video_fps is not None or self._adapter.rope != "grid"):
+            why = "positions or timestamps" if self._video_fps is None else f"sampling at video_fps={self._video_fps:g}"
+            raise UnreadableMediaError(
+                f"{where}: the frames have no rate, and {why} of {self._adapter.name} need one: give the video as "
+                "{'frames': ..., 'fps': ...}, or set source_fps"
+            )
+        sampled = len(metadata["frames_indices"])
+        if self._video_fps is not None and sampled != metadata["total_num_frames"]:
+            raise UnreadableMediaError(
+                f"{where}: {sampled} of {metadata['total_num_frames']} frames are given, so they are sampled already: "
+                f"leave video_fps={self._video_fps:g} out"
+            )
+        return {**metadata, "fps": fps} if fps is not None else dict(metadata)
+
+    def _seconds_per_grid(self, metadata: Mapping[str, Any]) -> float:
+        """Return the seconds that one temporal patch of a video covers."""
+        share = len(metadata["frames_indices"]) / metadata["total_num_frames"]
+        rate = share * metadata.get("fps", self._source_fps)
+        return float(self._processor.video_processor.temporal_patch_size / rate)
 
     def _check_counts(self, text: str, media: Mapping[str, Sequence[Any]], where: str) -> None:
         for modality, items in media.items():

@@ -22,6 +22,8 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         video_min_pixels: least pixels of a video, as the family's video processor counts them; required to encode videos.
         video_max_pixels: most pixels of a video, as the family's video processor counts them; required to encode videos.
         video_fps: frames sampled per second; None leaves frames as they are given.
+        source_fps: rate of videos given as frames, in frames per second, where a video does not bring its own; None refuses
+            those that need one.
         preset: name of the chat format for masks, or its markers; "auto" tells it from the chat template.
         strategies: mask strategies to try, in order.
         on_empty_mask: what becomes of a sample in which no token trains: an error, dropped, or kept with a zero mask; the
@@ -32,6 +34,8 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         ignored: names of columns of an example to leave aside.
         max_length: most tokens of a sample, None for any number; see `on_oversize`.
         on_oversize: a sample above `max_length` is an error, or dropped and counted.
+        on_unreadable: an example with a picture or video that cannot be read, or that the processor refuses, is an error, or
+            dropped and counted.
         close_last_turn: write the end marker behind the last turn in formats where the next turn opens with it (GLM).
         record_strategy: note in each sample, as `mask_strategy`, which strategy found its mask.
 
@@ -44,6 +48,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     video_min_pixels: int | None = None
     video_max_pixels: int | None = None
     video_fps: float | None = None
+    source_fps: float | None = None
     preset: str | MaskPreset = "auto"
     strategies: tuple[str, ...] = tuple(STRATEGIES)
     on_empty_mask: OnEmptyMask = "error"
@@ -52,6 +57,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     max_length: int | None = None
     on_oversize: Literal["error", "drop"] = "error"
+    on_unreadable: Literal["error", "drop"] = "error"
     close_last_turn: bool = False
     record_strategy: bool = True
 
@@ -68,19 +74,22 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{least}={low} exceeds {most}={high}")
         if self.on_empty_mask not in get_args(OnEmptyMask):
             raise ValueError(f"on_empty_mask must be one of {get_args(OnEmptyMask)}, got {self.on_empty_mask!r}")
-        if self.on_oversize not in ("error", "drop"):
-            raise ValueError(f"on_oversize must be 'error' or 'drop', got {self.on_oversize!r}")
+        for name in ("on_oversize", "on_unreadable"):
+            if getattr(self, name) not in ("error", "drop"):
+                raise ValueError(f"{name} must be 'error' or 'drop', got {getattr(self, name)!r}")
         if isinstance(self.preset, str) and self.preset != "auto":
             preset_named(self.preset)
         unknown = [name for name in self.strategies if name not in STRATEGIES]
         if unknown or not self.strategies:
             raise ValueError(f"strategies must be some of {tuple(STRATEGIES)}, got {self.strategies!r}")
-        if self.video_fps is not None and self.video_fps <= 0:
-            raise ValueError(f"video_fps must be above 0, got {self.video_fps!r}")
+        for name in ("video_fps", "source_fps"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9):
+                raise ValueError(f"{name} must be a number above 0, got {value!r}")
 
 
 #: Settings that change no sample, only which errors are raised or what is counted.
-_WITHOUT_EFFECT = ("ignored", "record_strategy")
+_WITHOUT_EFFECT = ("ignored", "record_strategy", "on_unreadable")
 
 
 def settings_record(config: EncoderConfig, processor: Any, template: str | None, adapter_name: str) -> dict[str, Any]:

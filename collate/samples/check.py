@@ -104,6 +104,30 @@ def check_ids(input_ids: torch.Tensor, where: str) -> None:
         raise FieldShapeError(f"{where}: input_ids[{at}] is {int(input_ids[at])}, ids must be at least 0")
 
 
+def check_weights(weights: torch.Tensor, where: str) -> None:
+    """Check that no loss weight is below 0: weights that cancel would leave the loss without a divisor.
+
+    Raises:
+        FieldShapeError: a negative weight; the first is named.
+    """
+    array = weights.cpu().numpy()
+    if array.min() < 0:
+        at = int(np.argmax(array < 0))
+        raise FieldShapeError(f"{where}: loss_weights[{at}] is {array[at]:g}, weights must be at least 0")
+
+
+def check_seconds(seconds: torch.Tensor, name: str, where: str) -> None:
+    """Check that every video's seconds per temporal patch are above 0: time does not stand still or run backwards.
+
+    Raises:
+        FieldShapeError: seconds of 0 or below; the first video is named.
+    """
+    array = seconds.cpu().numpy()
+    if array.size and array.min() <= 0:
+        at = int(np.argmax(array <= 0))
+        raise FieldShapeError(f"{where}: {name}[{at}] is {array[at]:g}, seconds per grid must be above 0")
+
+
 def check_labels(labels: torch.Tensor, where: str) -> None:
     """Check that labels are ids, or -100 where nothing is learned.
 

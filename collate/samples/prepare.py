@@ -12,7 +12,18 @@ from ...models.adapter import ModelAdapter
 from ...models.layout.items import media_seconds
 from ...models.layout.sample_layout import sample_layout
 from ..packs.targets import IGNORED
-from .check import check_finite, check_ids, check_labels, check_names, check_rank, check_token_lengths, item_counts, item_grids
+from .check import (
+    check_finite,
+    check_ids,
+    check_labels,
+    check_names,
+    check_rank,
+    check_seconds,
+    check_token_lengths,
+    check_weights,
+    item_counts,
+    item_grids,
+)
 from .convert import convert
 from .trim import is_megatron, mask_span, megatron_names, megatron_span, refuse_padded, trim
 
@@ -68,6 +79,11 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
     if "labels" in values:
         check_labels(values["labels"], where)
     check_finite(values, where)
+    if "loss_weights" in values:
+        check_weights(values["loss_weights"], where)
+    seconds = media_seconds(values, adapter)
+    if seconds is not None:
+        check_seconds(seconds, adapter.seconds_field, where)
     grids = item_grids(values, adapter)
     layout = _layout_of(values, grids, adapter, where)
     counts = item_counts(values, grids, adapter.fields, where)
