@@ -129,6 +129,8 @@ def read_part(
                 f"{where}: message {place} places {kind} {len(media[kind])}, but the example has only {len(media[kind])}"
             )
         held = supply[kind].pop(0)
+    if kind == "video" and part.get("fps") is not None:
+        held = {"frames": held, "fps": part["fps"]}
     media[kind].append(held)
     return {"type": kind}
 

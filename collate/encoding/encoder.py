@@ -38,6 +38,13 @@ class SampleList(list[dict[str, Any]]):
 
     num_dropped: int = 0
 
+    @classmethod
+    def left_out(cls, num_dropped: int) -> "SampleList":
+        """Return the empty list of a batch that was left out."""
+        samples = cls()
+        samples.num_dropped = num_dropped
+        return samples
+
 
 class SampleEncoder:
     """Encodes examples for one model family, the same way for every data source.
@@ -283,4 +290,4 @@ class SampleEncoder:
         return policy == "keep"
 
 
-__all__ = ["ConversationError", "EncoderConfig", "SampleEncoder"]
+__all__ = ["ConversationError", "EncoderConfig", "SampleEncoder", "SampleList"]

@@ -173,6 +173,10 @@ def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.nd
         item = item_of(item, "video", where)
     if item is None:
         raise UnreadableMediaError(f"{where}: the video is missing")
+    if given and not hasattr(item, "shape") and not isinstance(item, list | tuple):
+        raise UnreadableMediaError(
+            f"{where}: a file has a rate of its own: fps is that of frames given one by one; video_fps of the encoder samples"
+        )
     if hasattr(item, "shape"):
         frames, rate = _frames_of_array(item, where), None
     elif isinstance(item, list | tuple):

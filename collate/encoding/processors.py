@@ -1,34 +1,60 @@
 """A saved processor, opened with or without torchvision."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 
 def load_processor(folder: str | Path) -> Any:
-    """Open a processor, or a tokenizer, that was saved in a folder.
+    """Open a processor, or a tokenizer, by its folder or by its name on the hub.
 
     A processor class insists on a video processor, and those of transformers need torchvision. Where it is missing, the
     processor is put together without one: it encodes images and text.
 
     Args:
-        folder: a folder that `save_pretrained` wrote.
+        folder: a folder that `save_pretrained` wrote, or a name on the hub such as "org/name", which is read from the hub's
+            cache or fetched into it, as `AutoProcessor` does.
 
     Raises:
-        ValueError: a folder without a processor or tokenizer.
+        ValueError: a folder without a processor or tokenizer, one whose processor `transformers` does not know, or a name
+            that is neither a folder nor on a hub that can be reached.
     """
     from transformers import AutoProcessor, AutoTokenizer
 
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"no folder {folder}")
+    folder = Path(folder) if Path(folder).is_dir() else _fetched(str(folder))
     settings = saved_settings(folder)
-    if "image_processor_type" not in settings.get("image_processor", settings):
-        return AutoTokenizer.from_pretrained(folder)
+    if not settings:
+        try:
+            return AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # what is missing shows in many ways
+            raise ValueError(f"{folder} holds neither a processor nor a tokenizer: {error}") from error
     try:
-        return AutoProcessor.from_pretrained(folder)
-    except (ImportError, ValueError, TypeError, AttributeError, OSError):
+        found = AutoProcessor.from_pretrained(folder)
+    except (ImportError, ValueError, TypeError, AttributeError, OSError, KeyError):
         return without_video(folder, settings)
+    if not hasattr(found, "tokenizer"):  # where it does not know the class, AutoProcessor opens what else lies there
+        raise ValueError(f"{folder}: transformers does not know the processor {_class_named(settings)!r}: update it")
+    return found
+
+
+def _fetched(name: str) -> Path:
+    """Return the folder in the hub's cache that holds a processor."""
+    from huggingface_hub import snapshot_download
+
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise ValueError(f"no folder {name}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]))
+    except Exception as error:
+        raise ValueError(f"{name!r} is no folder, and the hub has no such model or cannot be reached: {error}") from error
+
+
+def _class_named(settings: dict[str, Any]) -> str:
+    """Return the class that saved settings name."""
+    return str(
+        settings.get("processor_class") or settings.get("image_processor_type") or settings.get("feature_extractor_type")
+    )
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
@@ -46,13 +72,14 @@ def without_video(folder: Path, settings: dict[str, Any]) -> Any:
     import transformers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     image_settings = dict(settings.get("image_processor", settings))
-    name = image_settings.pop("image_processor_type").removesuffix("Fast").removesuffix("Pil")
+    name = image_settings.pop("image_processor_type", "").removesuffix("Fast").removesuffix("Pil")
     image_class = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name, None)
     processor_class = getattr(transformers, settings.get("processor_class", ""), None)
     if image_class is None or processor_class is None:
-        raise ValueError(f"{folder}: cannot open processor {settings.get('processor_class')!r} with images by {name!r}")
+        by = f" with images by {name!r}" if name else ""
+        raise ValueError(f"{folder}: transformers cannot open the processor {_class_named(settings)!r}{by}")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     parts = {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])}
     light = type(processor_class.__name__, (processor_class,), parts)
     image_settings.pop("processor_class", None)

@@ -7,6 +7,7 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ...collate.encoding.encoder import SampleList
 from ...scheduler.sources import CountingSource, as_source
 
 #: What a dataset's rows are turned into samples with; None leaves a row out.
@@ -180,11 +181,11 @@ def source_of(dataset: Any, reading: Reading) -> Any:
 
 
 def encoded(row: Any, encode: Encode | None) -> Any:
-    """Return a row's sample; an empty list where `encode` leaves it out."""
+    """Return a row's sample; an empty list that counts it where `encode` leaves it out."""
     if encode is None:
         return row
     sample = encode(row)
-    return [] if sample is None else sample
+    return sample if sample is not None else SampleList.left_out(1)
 
 
 class _Encoded(Dataset[Any]):

@@ -178,6 +178,7 @@ class Reader:
         if isinstance(item, Mapping | Sample):
             return [item]
         if isinstance(item, list | tuple):
+            self._dropped += getattr(item, "num_dropped", 0)  # what the encoder's policies left out of the list
             return item
         raise FieldShapeError(
             f"the source yielded a {type(item).__name__} at sample {self._index}; it must yield samples (mappings) or "

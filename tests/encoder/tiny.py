@@ -2,12 +2,12 @@
 
 import io
 import random
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 from PIL import Image
 from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil, Qwen3VLProcessor
+from transformers.video_utils import VideoMetadata
 
 from evenpack.collate import SampleEncoder
 from evenpack.models import adapter_for
@@ -43,13 +43,13 @@ class Videos:
     def __init__(self, patch_size):
         self.patch_size = patch_size
 
-    def __call__(self, videos, size=None, **kwargs):
+    def __call__(self, videos, size=None, video_metadata=None, **kwargs):
         grids, patches = [], []
         for video in videos[0]:
             frames, height, width = video.shape[:3]
             grids.append([-(-frames // 2), height // self.patch_size, width // self.patch_size])
             patches.append(np.full((int(np.prod(grids[-1])), 3 * 2 * self.patch_size**2), video.mean() / 255, np.float32))
-        data = [SimpleNamespace(sampled_fps=2.0, fps=2.0, frames_indices=list(range(2 * grid[0]))) for grid in grids]
+        data = [VideoMetadata(**given) for given in video_metadata[0]]
         return {"pixel_values_videos": np.concatenate(patches), "video_grid_thw": np.array(grids), "video_metadata": data}
 
 
