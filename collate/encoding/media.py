@@ -183,7 +183,7 @@ def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.nd
         frames, rate = _frames_of_images(item, where, folder), None
     else:
         frames, rate = _frames_of_file(item, where, folder)
-    metadata = {"total_num_frames": len(frames), "frames_indices": list(range(len(frames)))}
+    metadata: dict[str, Any] = {"total_num_frames": len(frames), "frames_indices": list(range(len(frames)))}
     if rate is not None:
         metadata["fps"] = rate
     metadata.update(given.get("metadata") or {})

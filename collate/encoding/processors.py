@@ -52,9 +52,8 @@ def _fetched(name: str) -> Path:
 
 def _class_named(settings: dict[str, Any]) -> str:
     """Return the class that saved settings name."""
-    return str(
-        settings.get("processor_class") or settings.get("image_processor_type") or settings.get("feature_extractor_type")
-    )
+    names = ("processor_class", "image_processor_type", "feature_extractor_type")
+    return str(next((settings[name] for name in names if name in settings), None))
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:

@@ -246,3 +246,29 @@ class TestUserFields:
 
     def test_absent_optional_ones_take_their_default(self):
         assert "boxes" not in prepare_sample({"input_ids": [1], "caption": "a"}, adapter=self.adapter).values
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_weights": [1.0, -0.5, 1.0]}, r"loss_weights\[1\] is -0.5, weights must be at least 0"),
+        ({"loss_weights": [1.0, 0.0, -1e-9]}, r"loss_weights\[2\] is -1e-09"),
+    ],
+)
+def test_weights_below_zero_are_refused(change, message):
+    with pytest.raises(FieldShapeError, match=message):
+        prepare_sample({"input_ids": [1, 2, 3], **change}, adapter=adapter_for("text"), where="x")
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_time_does_not_run_backwards(seconds):
+    adapter = adapter_for("qwen2_5_vl")
+    ids = [1, adapter.vision_start, *[adapter.media_tokens["video"]] * 2, adapter.vision_end]
+    raw = {
+        "input_ids": ids,
+        "pixel_values_videos": torch.zeros(8, adapter.patch_dim),
+        "video_grid_thw": torch.tensor([[2, 2, 2]]),
+    }
+    prepare_sample({**raw, "second_per_grid_ts": torch.tensor([0.5])}, adapter=adapter)
+    with pytest.raises(FieldShapeError, match=rf"second_per_grid_ts\[0\] is {seconds:g}, seconds per grid must be above 0"):
+        prepare_sample({**raw, "second_per_grid_ts": torch.tensor([seconds])}, adapter=adapter)

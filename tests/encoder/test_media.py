@@ -300,7 +300,7 @@ def test_a_processor_whose_class_is_unknown_is_no_tokenizer(checkpoint):
     for settings in ({}, {"image_processor_type": "FutureImageProcessor"}, {"image_processor_type": "Qwen2VLImageProcessor"}):
         for file in checkpoint.glob("*processor_config.json"):
             file.write_text(json.dumps({"processor_class": "FutureProcessor", **settings}))
-        with pytest.raises(ValueError, match="transformers .* the processor 'FutureProcessor'"):
+        with pytest.raises(ValueError, match=r"transformers .* the processor 'FutureProcessor'"):
             load_processor(checkpoint)
 
 

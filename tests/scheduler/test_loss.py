@@ -80,13 +80,14 @@ def test_loss_is_computed_in_full_precision():
     assert half.dtype == torch.float32 and half.item() == pytest.approx(exact.item(), rel=1e-5)
 
 
-def test_loss_weights_that_add_up_below_zero_are_an_error_on_every_rank():
-    """Divided by their sum, the loss would change its sign; only one rank has the negative ones."""
+def test_a_loss_weight_below_zero_is_an_error_on_every_rank():
+    """Weights that cancel leave a loss no divisor, or one of the other sign."""
 
     def fn(rank, num_ranks):
         weights = torch.full((5,), -2.0 if rank else 1.0)
         source = [{**text_sample(5, str(rank)), "loss_weights": weights}]
-        with open_scheduler(source) as scheduler, pytest.raises(FieldShapeError, match="2 samples add up to -4"):
+        message = r"rank 1, sample '1': loss_weights\[0\] is -2, weights must be at least 0"
+        with open_scheduler(source) as scheduler, pytest.raises(FieldShapeError, match=message):
             next(scheduler)
 
     run_ranks(fn, 2)
