@@ -10,6 +10,8 @@ OnExhausted = Literal["drain", "stop"]
 LossAverage = Literal["token", "sample"]
 TransportName = Literal["auto", "host", "device", "network"]
 
+#: What one byte of a sample's record holds, and what two hold: see `stages.metadata`.
+MAX_STEPS_WAITED, MAX_LISTS = 255, 65535
 PIXEL_DTYPES: tuple[str, ...] = tuple(name for name in TENSOR_DTYPES if "float" in name)
 
 
@@ -84,6 +86,12 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         if self.pixel_dtype is not None:
             check_literal("pixel_dtype", self.pixel_dtype, PIXEL_DTYPES)
         self._check_step_size()
+        for name, value, most in (
+            ("defer", self.defer, MAX_STEPS_WAITED),
+            ("num_microbatches", self.num_microbatches if self.scope == "microbatch" else None, MAX_LISTS),
+        ):
+            if value is not None and value > most:
+                raise ValueError(f"{name} must be at most {most}, got {value}")
 
     def _check_step_size(self) -> None:
         given = [name for name in ("samples_per_step", "tokens_per_step") if getattr(self, name) is not None]

@@ -1,15 +1,67 @@
-"""Prepare steps ahead of their use, on one worker thread."""
+"""Prepare steps ahead of their use on one worker thread, and run on the training thread what must run there."""
 
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
-from .relay import Relay
+from .comm.transports import Aborted
 
 T = TypeVar("T")
+
+
+class MainThreadExecutor:
+    """Runs operations of the worker thread on the training thread, inside `next(scheduler)`.
+
+    Collectives of NCCL must start in one order on every rank, and only the training thread knows that order. So the worker
+    hands over the operations that use the device, and every call of `next` runs the same ones on every rank.
+
+
+    Attributes:
+        num_gathers: gathers that were run.
+    """
+
+    def __init__(self) -> None:
+        self.num_gathers = 0
+        self._closed = False
+        self._requests: queue.SimpleQueue[tuple[Callable[[], Any], bool, Future[Any]]] = queue.SimpleQueue()
+
+    def run(self, operation: Callable[[], T], *, is_gather: bool = False) -> T:
+        """Run an operation on the training thread and return its result; called by the worker thread.
+
+        Raises:
+            Aborted: the executor was closed first.
+        """
+        future: Future[T] = Future()
+        self._requests.put((operation, is_gather, future))
+        while True:
+            try:
+                return future.result(timeout=0.1)
+            except TimeoutError:
+                if future.done():
+                    raise  # the operation's own
+                if self._closed:
+                    raise Aborted("the scheduler closed") from None
+
+    def serve(self, enough: Callable[[], bool]) -> None:
+        """Run operations in the order in which they were asked for, until `enough`; called by the training thread."""
+        while not enough() and not self._closed:
+            try:
+                operation, is_gather, future = self._requests.get(timeout=1e-3)
+            except queue.Empty:
+                continue
+            try:
+                future.set_result(operation())
+            except BaseException as error:
+                future.set_exception(error)
+            self.num_gathers += is_gather
+
+    def close(self) -> None:
+        """Wake a waiting worker with `Aborted`."""
+        self._closed = True
 
 
 class Prefetcher(Generic[T]):
@@ -22,7 +74,7 @@ class Prefetcher(Generic[T]):
         make: prepares the next item.
         depth: items prepared ahead; 0 makes each item inside `get`, on the calling thread.
         name: name of the thread.
-        relay: where `make` leaves operations for the thread that calls `get`; None where it needs none.
+        executor: runs operations of `make` on the thread that calls `get`; None if it has none.
         ahead: what the worker may do before the next call of `make` is allowed.
     """
 
@@ -32,14 +84,14 @@ class Prefetcher(Generic[T]):
         *,
         depth: int,
         name: str,
-        relay: Relay | None = None,
+        executor: MainThreadExecutor | None = None,
         ahead: Callable[[], None] | None = None,
     ) -> None:
         self._make = make
         self._depth = depth
         self._ahead = ahead
-        self._relay = relay
-        self._gathers_before = relay.num_gathers if relay else 0
+        self._executor = executor
+        self._gathers_before = executor.num_gathers if executor else 0
         self._allowed: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._ready: deque[tuple[T | None, BaseException | None]] = deque()
         self._arrived = threading.Event()
@@ -68,10 +120,10 @@ class Prefetcher(Generic[T]):
             return self._ready[0][0]  # type: ignore[return-value]
         if self._num_allowed <= self._num_used + self._depth:
             self._allow()
-        if self._relay is not None:
+        if self._executor is not None:
             # Up to the gather of the last step allowed, no further: what comes after it is due in the next call, however
             # early this rank's worker asks for it.
-            self._relay.serve(self._served)
+            self._executor.serve(self._served)
         while not self._ready:
             self._arrived.wait(timeout=0.2)  # wakes up for Ctrl-C, and for a close by another thread
             self._arrived.clear()
@@ -98,8 +150,8 @@ class Prefetcher(Generic[T]):
         def settled() -> bool:
             return self._num_made >= self._num_allowed or not self._is_running()
 
-        if self._relay is not None:
-            self._relay.serve(settled)
+        if self._executor is not None:
+            self._executor.serve(settled)
         while not settled():
             time.sleep(1e-3)
 
@@ -125,8 +177,8 @@ class Prefetcher(Generic[T]):
         return self._thread is not None and self._thread.is_alive()
 
     def _served(self) -> bool:
-        assert self._relay is not None
-        gathers = self._relay.num_gathers - self._gathers_before
+        assert self._executor is not None
+        gathers = self._executor.num_gathers - self._gathers_before
         return max(gathers, self._num_made) >= self._num_allowed or not self._is_running()
 
     def _run(self) -> None:

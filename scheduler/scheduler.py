@@ -15,27 +15,25 @@ import torch
 
 from ..core import Field
 from ..models import ModelAdapter
-from .arguments import adapter_of, check_capacity, check_types, fields_of
-from .assemble import assemble
 from .comm.channel import open_channel
 from .comm.groups import ProcessGroups
 from .comm.transports import TransportError
 from .config import SchedulerConfig
 from .cost.calibrate import Costs, fit_across_ranks
-from .cost.model import CostFit, Observation
-from .cost.typical import default_cost
-from .empty import why_no_step
-from .pipeline import Planner, Prepared
+from .cost.model import CostFit, Observation, default_cost
+from .pipeline import Prepared
 from .plan import plan_step
-from .prefetch import Prefetcher
-from .relay import Relay
+from .prefetch import MainThreadExecutor, Prefetcher
+from .setup import adapter_of, build_pipeline, check_capacity, check_types, fields_of
 from .sources import as_source
 from .sources.loader import num_samples
 from .stages.describe import Describer, SampleCost
+from .stages.planning import Planner
+from .stages.select import why_no_step
 from .state import Checkpoint, check_is_state, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
 from .step import PackedStep
-from .telemetry.callbacks import Callbacks, StepCallback, StepClock
-from .telemetry.stats import StepStats
+from .telemetry.callbacks import Callbacks, StepCallback
+from .telemetry.stats import StepClock, StepStats
 from .warm import warm_up_once
 
 #: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.
@@ -118,9 +116,9 @@ class PackingScheduler(Iterator[PackedStep]):
         self._count_items = count_items
         self._channel = open_channel(groups, config)
         self._describer = Describer(adapter=adapter, cost=cost, config=config, cp_size=groups.cp_size, rank=groups.rank)
-        self._relay = Relay() if config.prefetch and self._channel.gathers_on_device else None
+        self._executor = MainThreadExecutor() if config.prefetch and self._channel.gathers_on_device else None
         try:
-            self._preparer = assemble(
+            self._pipeline = build_pipeline(
                 self._source,
                 adapter=adapter,
                 config=config,
@@ -130,7 +128,7 @@ class PackingScheduler(Iterator[PackedStep]):
                 describer=self._describer,
                 phases=cost.phases,
                 planner=planner,
-                relay=self._relay,
+                executor=self._executor,
                 count_items=count_items,
             )
         except BaseException as error:
@@ -147,7 +145,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._ended = False
         self._may_be_empty = False
         self._empty_since: int | None = None
-        self._behind: Checkpoint | None = None
+        self._checkpoint: Checkpoint | None = None
         self._in_flight: deque[Prepared] = deque()
         _OPEN.add(self)
 
@@ -164,7 +162,7 @@ class PackingScheduler(Iterator[PackedStep]):
     @property
     def num_dropped(self) -> int:
         """Samples that the oversize policy dropped so far on all ranks, behind the last step of an epoch too."""
-        return self._preparer.num_dropped
+        return self._pipeline.num_dropped
 
     @property
     def buffer_bytes(self) -> int:
@@ -172,10 +170,10 @@ class PackingScheduler(Iterator[PackedStep]):
 
         What ranks of a node share counts on the rank that sent it.
         """
-        return self._preparer.buffer_bytes
+        return self._channel.steps.buffer_bytes
 
     def __repr__(self) -> str:
-        groups, step = self._groups, 0 if self._behind is None else self._behind.step
+        groups, step = self._groups, 0 if self._checkpoint is None else self._checkpoint.step
         where = f"rank {groups.rank} of {groups.num_ranks}, before step {step}{', closed' if self._closed else ''}"
         return f"<PackingScheduler: {self._adapter.name!r}, {where}>"
 
@@ -215,14 +213,14 @@ class PackingScheduler(Iterator[PackedStep]):
                 self._failure = RuntimeError(f"the scheduler was interrupted inside a step ({type(error).__name__})")
             raise
         if prepared.step is None:
-            self._behind = prepared.behind
+            self._checkpoint = prepared.checkpoint
             self._ended = True  # until somebody iterates again
             self._clock.epoch_ended()
             self._end_epoch()
             self._tell_if_empty()
             raise StopIteration
         self._tell(prepared.step)
-        self._behind = prepared.behind
+        self._checkpoint = prepared.checkpoint
         self._stats = prepared.step.stats
         self._in_flight.popleft()
         self._prefetcher.used()
@@ -272,13 +270,13 @@ class PackingScheduler(Iterator[PackedStep]):
             ValueError: too few observations, or none with media for a model that has a tower.
         """
         ahead = 0 if self._prefetcher is None else self._prefetcher.num_ahead
-        behind = self._behind or self._preparer.checkpoint(in_epoch=False)
+        behind = self._checkpoint or self._pipeline.checkpoint(in_epoch=False)
         try:
             found, from_step = fit_across_ranks(self._channel.control, observations, behind.step + ahead)
         except TransportError as error:
             raise self._channel.lost(error, "calibrate") from error
         self._costs.check(found.model)
-        self._preparer.use_cost(self._costs.change(found.model, from_step))
+        self._pipeline.use_cost(self._costs.change(found.model, from_step))
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -291,14 +289,14 @@ class PackingScheduler(Iterator[PackedStep]):
             Plain data and the source's own state, to be saved with `torch.save` or the like.
         """
         rank, num_ranks = self._groups.rank, self._groups.num_ranks
-        behind = self._behind or self._preparer.checkpoint(in_epoch=False)
+        behind = self._checkpoint or self._pipeline.checkpoint(in_epoch=False)
         if self._prefetcher is not None and behind.position.source is None:
             if self._config.scope == "microbatch" or self._count_items:
                 what = "count_items" if self._count_items else "scope='microbatch'"
                 raise ValueError(f"with {what}, a source that cannot go back has no state")
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
-            behind = with_in_flight(behind, fresh, self._preparer.waiting)
+            behind = with_in_flight(behind, fresh, self._pipeline.waiting)
         state = to_state(behind, rank=rank, num_ranks=num_ranks, adapter=self._adapter)
         return {**state, **self._costs.state(behind.step)}
 
@@ -334,8 +332,8 @@ class PackingScheduler(Iterator[PackedStep]):
         checkpoint = from_state(state, self._describer)
         if self._prefetcher is not None:
             raise ValueError("load the state before the first step, or between epochs")
-        self._preparer.load(checkpoint, self._costs.load(state))
-        self._behind, self._may_be_empty = checkpoint, checkpoint.in_epoch
+        self._pipeline.load(checkpoint, self._costs.load(state))
+        self._checkpoint, self._may_be_empty = checkpoint, checkpoint.in_epoch
 
     def close(self) -> None:
         """Stop preparing steps, end the threads and leave the group; may be called at any time, and again."""
@@ -344,9 +342,9 @@ class PackingScheduler(Iterator[PackedStep]):
         self._closed = True
         _OPEN.discard(self)
         self._channel.abort()
-        self._preparer.abandon()
-        if self._relay is not None:
-            self._relay.close()
+        self._pipeline.abandon()
+        if self._executor is not None:
+            self._executor.close()
         try:
             self._callbacks.close()
         finally:
@@ -361,21 +359,21 @@ class PackingScheduler(Iterator[PackedStep]):
         self.close()
 
     def _begin_epoch(self) -> None:
-        if self._behind is None:  # a state that is asked for before the first step is handed out, by a callback say
-            self._behind = self._preparer.checkpoint(in_epoch=False)
+        if self._checkpoint is None:  # a state that is asked for before the first step is handed out, by a callback say
+            self._checkpoint = self._pipeline.checkpoint(in_epoch=False)
         self._empty_since, self._may_be_empty = None if self._may_be_empty else self.num_dropped, False
-        self._preparer.start_epoch()
+        self._pipeline.start_epoch()
         self._in_flight.clear()
         self._prefetcher = Prefetcher(
             self._prepare,
             depth=self._config.prefetch,
             name="evenpack-prefetch",
-            relay=self._relay,
-            ahead=self._preparer.ahead if self._relay is not None else None,
+            executor=self._executor,
+            ahead=self._pipeline.read_ahead if self._executor is not None else None,
         )
 
     def _prepare(self) -> Prepared:
-        prepared = self._preparer()
+        prepared = self._pipeline.next_step()
         self._in_flight.append(prepared)
         return prepared
 

@@ -76,7 +76,7 @@ def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int, adapter: Mode
         "in_epoch": checkpoint.in_epoch,
         "source": position.source,
         "waiting": [_bytes_of(item) for item in position.waiting],
-        "deferred": [(_bytes_of(item), waited) for item, waited in position.deferred],
+        "deferred": [(_bytes_of(item), item.steps_waited) for item in position.deferred],
         "index": position.index,
         "exhausted": position.exhausted,
         "started": position.started,
@@ -103,7 +103,7 @@ def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
         position=Position(
             source=state["source"],
             waiting=tuple(_sample_of(data, describer) for data in state["waiting"]),
-            deferred=tuple((_sample_of(data, describer), waited) for data, waited in state["deferred"]),
+            deferred=tuple(_sample_of(data, describer).marked(steps_waited=waited) for data, waited in state["deferred"]),
             index=state["index"],
             exhausted=state["exhausted"],
             started=state["started"],

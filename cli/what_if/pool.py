@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ...scheduler.cost.model import CostModel
-from ...scheduler.cost.typical import typical_cost
+from ...scheduler.cost.model import CostModel, typical_cost
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
 from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints

@@ -9,8 +9,8 @@ import msgspec
 from ...core import Field
 from ...models import ModelAdapter
 from ...scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepCallback, plan_step
-from ...scheduler.pipeline import Planner
 from ...scheduler.stages.describe import SampleCost
+from ...scheduler.stages.planning import Planner
 from ...scheduler.telemetry.callbacks import Callbacks
 from .ranks import Ranks
 from .source import PulledSource

@@ -11,9 +11,9 @@ import torch
 from ...core import Field
 from ...models import ModelAdapter, adapter_for
 from ...scheduler import PackedStep, SchedulerConfig, StepCallback, plan_step
-from ...scheduler.pipeline import Planner
 from ...scheduler.plan.config import check_int
 from ...scheduler.stages.describe import SampleCost
+from ...scheduler.stages.planning import Planner
 from ...scheduler.telemetry.callbacks import Callbacks
 from .codec import decode, encode
 from .fields import fields_of, parts_of, selected

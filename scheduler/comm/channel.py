@@ -14,8 +14,7 @@ import torch.distributed as dist
 from ...core import PeerLostError
 from ..config import SchedulerConfig
 from .groups import ProcessGroups
-from .liveness import Heartbeat
-from .opening import naming_absent
+from .liveness import Heartbeat, report_missing_ranks
 from .transports import DeviceTransport, HostTransport, MemoryHub, MixedTransport, Transport, TransportError, fixed_peers
 from .transports.backends import open_gloo, open_nccl
 from .transports.threads import simulated_transport
@@ -111,7 +110,7 @@ def _open_groups(groups: ProcessGroups, config: SchedulerConfig, patience: float
     # The store of the job has no public accessor; without it, no group of our own, and no lost rank could be named.
     store = dist.distributed_c10d._get_default_store()
     name = _new_name(groups.dp)
-    with naming_absent(store, name, rank=groups.rank, num_ranks=groups.num_ranks, patience=patience):
+    with report_missing_ranks(store, name, rank=groups.rank, num_ranks=groups.num_ranks, patience=patience):
         return _open_named(groups, config, patience, max_peers, store, name)
 
 

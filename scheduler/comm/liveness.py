@@ -1,13 +1,19 @@
-"""Who is gone: every rank leaves a sign of life in the job's store, and reads the others' when a collective fails."""
+"""Liveness of ranks: each writes a sign of life to the job's store, and reads the others' when a collective fails."""
 
+import contextlib
 import datetime
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
+from ...core import PeerLostError
+from .transports import TransportError
+
 _CLOSED = "closed"
+_OPENING, _GAVE_UP = b"opening", b"gave up"
 
 
 class Heartbeat:
@@ -21,6 +27,9 @@ class Heartbeat:
         rank: this rank within the group.
         num_ranks: size of the group.
         interval: seconds between two signs.
+
+    Attributes:
+        stage: what this rank is doing; the next sign of life carries it.
     """
 
     def __init__(self, store: Any, *, name: str, rank: int, num_ranks: int, interval: float) -> None:
@@ -31,16 +40,12 @@ class Heartbeat:
         self._rank = rank
         self._num_ranks = num_ranks
         self._interval = interval
-        self._stage = "starting"
+        self.stage = "starting"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if store is not None:
             self._thread = threading.Thread(target=self._run, name="evenpack-heartbeat", daemon=True)
             self._thread.start()
-
-    def at(self, stage: str) -> None:
-        """Say what this rank is doing; the next sign of life carries it."""
-        self._stage = stage
 
     def close(self) -> None:
         """Leave a last sign that says the rank left on purpose, and end the thread."""
@@ -92,7 +97,7 @@ class Heartbeat:
             count = 0
             while not self._stop.is_set():
                 count += 1
-                store.set(self._key(self._rank), f"{count} {self._stage}")
+                store.set(self._key(self._rank), f"{count} {self.stage}")
                 self._stop.wait(self._interval)
             store.set(self._key(self._rank), f"{count} {_CLOSED}")
         except (RuntimeError, dist.DistError):
@@ -105,3 +110,50 @@ def _clone(store: Any, patience: float | None = None) -> Any:
     if patience is not None and own is not store:
         own.set_timeout(datetime.timedelta(seconds=patience))
     return own
+
+
+@contextlib.contextmanager
+def report_missing_ranks(store: Any, name: str, *, rank: int, num_ranks: int, patience: float) -> Iterator[None]:
+    """Open process groups inside the context; if that takes too long, raise an error that names the missing ranks.
+
+    At this point there is no group yet, and so no heartbeat.
+
+    Args:
+        store: the job's key-value store.
+        name: prefix of the keys, the same on every rank of the group and unique to the scheduler.
+        rank: this rank within the group.
+        num_ranks: size of the group.
+        patience: seconds that one group may take.
+
+    Raises:
+        PeerLostError: ranks that did not begin, or gave up.
+    """
+    keys = [f"{name}/opening/{other}" for other in range(num_ranks)]
+    store.set(keys[rank], _OPENING)
+    started = time.monotonic()
+    try:
+        yield
+    except (RuntimeError, TransportError) as error:
+        # What fails at once is this rank's own trouble, a network interface say, whoever else has begun by now.
+        is_late = time.monotonic() - started > 0.9 * patience or isinstance(error, TransportError)
+        text = _absent(store, keys, rank, f"within {patience:g} s" if is_late else None)
+        if text is None:
+            raise
+        raise PeerLostError(text) from error
+
+
+def _absent(store: Any, keys: list[str], rank: int, within: str | None) -> str | None:
+    """Return who is not there: only those that gave up where no time has passed."""
+    try:
+        # `get` waits for a key that is not there; `check` does not.
+        signs = [store.get(key) if store.check([key]) else b"" for key in keys]
+        store.set(keys[rank], _GAVE_UP)
+    except (RuntimeError, dist.DistError):
+        return "the store that rank 0 holds cannot be reached" if within else None
+    missing = [f"rank {other}" for other, sign in enumerate(signs) if not sign]
+    gone = [f"rank {other}" for other, sign in enumerate(signs) if sign == _GAVE_UP]
+    if missing and within:
+        return f"{', '.join(missing)} did not open a scheduler {within}"
+    if gone:
+        return f"{', '.join(gone)} gave up before rank {rank} opened its scheduler"
+    return f"all ranks began to open their schedulers, and did not connect {within}" if within else None

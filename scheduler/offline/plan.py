@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from ...models import ModelAdapter
-from ..cost.typical import default_cost
+from ..cost.model import default_cost
 from ..plan import PlanConfig, SampleTable, StepPlan, planner_for
 from ..plan.config import check_int
 from ..plan.table import Ints

@@ -23,7 +23,7 @@ import xxhash
 from ...core import CorruptBlockError, Sample, SampleLayout, round_up
 from ...core.fields import TENSOR_DTYPES, dtype_name, dtype_of
 
-WIRE_VERSION = 2
+BLOCK_VERSION = 2
 ALIGN = 16
 
 _MAGIC = b"EVPK"
@@ -114,7 +114,7 @@ class Block(msgspec.Struct, frozen=True):
         flags = _SHIFTED if self.sample.shifted else 0
         size = len(self.header)
         memory = out.data
-        _PREFIX.pack_into(memory, 0, _MAGIC, WIRE_VERSION, flags, size, row, self.nbytes, digest, 0, 0)
+        _PREFIX.pack_into(memory, 0, _MAGIC, BLOCK_VERSION, flags, size, row, self.nbytes, digest, 0, 0)
         memory[_PREFIX.size : _PREFIX.size + size] = self.header
         at = _PREFIX.size + round_up(size, ALIGN)
         memory[_PREFIX.size + size : at] = _ZEROS[: at - _PREFIX.size - size]
@@ -195,8 +195,8 @@ def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | No
     magic, version, flags, header_size, found_row, size, found_digest, found_sum, _ = _PREFIX.unpack_from(memory)
     if magic != _MAGIC:
         raise CorruptBlockError(f"block starts with {magic!r}, not {_MAGIC!r}")
-    if version != WIRE_VERSION:
-        raise CorruptBlockError(f"block has wire version {version}, this is version {WIRE_VERSION}")
+    if version != BLOCK_VERSION:
+        raise CorruptBlockError(f"block has wire version {version}, this is version {BLOCK_VERSION}")
     if size != found_size:
         raise CorruptBlockError(f"block says {size} bytes, {found_size} arrived")
     if header_size > size - _PREFIX.size:

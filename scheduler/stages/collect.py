@@ -1,4 +1,4 @@
-"""Pull this rank's samples from its source, and say how that went."""
+"""Collect: read this rank's samples from its source, and keep those that wait for a step."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ...core import FieldShapeError, Sample
+from ..config import SchedulerConfig
 from ..sources import Source
 from .describe import Described, Describer
 
@@ -17,7 +18,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         source: the source's state; None where it cannot go back.
         waiting: samples that were read and belong to no step yet.
-        deferred: outliers that wait for their like, with the steps that each has waited.
+        deferred: outliers that wait until enough equally heavy samples arrive.
         index: number of samples read in this epoch.
         exhausted: whether the source has ended.
         started: whether the source was opened at all.
@@ -25,7 +26,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     source: Any
     waiting: tuple[Described, ...] = ()
-    deferred: tuple[tuple[Described, int], ...] = ()
+    deferred: tuple[Described, ...] = ()
     index: int = 0
     exhausted: bool = False
     started: bool = False
@@ -39,18 +40,20 @@ class Reader:
     Args:
         source: yields samples, or lists of samples; read anew in every epoch.
         describer: checks and describes each sample.
-        count_items: `fill` and `take` count items of the source, however many samples each of them holds.
+        config: settings; they say in which unit a step is counted.
+        count_items: `samples_per_step` counts items of the source, however many samples each of them holds.
 
     Attributes:
         waiting: described samples, in source order.
-        deferred: outliers that wait for their like, with the steps that each has waited.
+        deferred: outliers that wait until enough equally heavy samples arrive.
         exhausted: whether the source has ended.
         error: what the source or a sample raised.
     """
 
-    def __init__(self, source: Source, describer: Describer, *, count_items: bool = False) -> None:
+    def __init__(self, source: Source, describer: Describer, *, config: SchedulerConfig, count_items: bool = False) -> None:
         self._source = source
         self._describer = describer
+        self._config = config
         self._count_items = count_items
         self._num_items = 0
         self._iterator: Iterator[Any] | None = None
@@ -59,7 +62,7 @@ class Reader:
         self._resumed = False
         self._started = False
         self.waiting: list[Described] = []
-        self.deferred: list[tuple[Described, int]] = []
+        self.deferred: list[Described] = []
         self.exhausted = False
         self.error: BaseException | None = None
         self._abandoned = False
@@ -108,37 +111,61 @@ class Reader:
         self._resumed = in_epoch
         if in_epoch:
             self.waiting, self.deferred = list(position.waiting), list(position.deferred)
+            if self._config.defer is None:  # the run that saved them deferred samples, this one does not
+                self.waiting, self.deferred = [*(item.marked(steps_waited=0) for item in self.deferred), *self.waiting], []
             self._index, self.exhausted = position.index, position.exhausted
+
+    def collect(self, quota: int) -> list[Described]:
+        """Read until a quota waits, or the source has ended or failed; return the candidates for the step, none of them taken.
+
+        Args:
+            quota: of this rank: samples, or lists with `scope="microbatch"`, or tokens with `tokens_per_step`.
+
+        Returns:
+            Deferred samples first, then fresh ones in source order.
+        """
+        if self._config.scope == "microbatch":
+            self._fill_lists(quota)
+        elif self._config.tokens_per_step is not None:
+            self._fill_tokens(quota)
+        else:
+            self.fill(quota)
+            if not self._count_items:
+                return [*self.deferred, *self.waiting[:quota]]
+        return [*self.deferred, *self.waiting]
 
     def fill(self, count: int) -> None:
         """Read until `count` samples wait (with `count_items`, items read since `take`), or the source has ended or failed."""
         while (self._num_items if self._count_items else len(self.waiting)) < count and self._ready():
             self._read()
 
-    def fill_tokens(self, tokens: int) -> None:
-        """Read until samples of more than `tokens` tokens wait, or the source has ended or failed."""
+    def _fill_tokens(self, tokens: int) -> None:
         waiting = sum(item.block.sample.num_tokens for item in self.waiting)
         while waiting <= tokens and self._ready():
             before = len(self.waiting)
             self._read()
             waiting += sum(item.block.sample.num_tokens for item in self.waiting[before:])
 
-    def read_list(self) -> list[Described] | None:
-        """Read one item of the source as a list of its own; None where the source has ended or failed."""
-        if not self._ready():
-            return None
-        self._read()
-        if not self._ready():
-            return None
-        items, self.waiting = self.waiting, []
-        return items
+    def _fill_lists(self, count: int) -> None:
+        for index in range(count):
+            before = len(self.waiting)
+            if self._ready():
+                self._read()
+            self.waiting[before:] = [item.marked(list_index=index) for item in self.waiting[before:]]
 
-    def take(self, count: int) -> list[Described]:
-        """Remove and return the first `count` waiting samples; with `count_items` all of them, which `count` items held."""
-        if self._count_items:
-            self._num_items, count = 0, len(self.waiting)
+    def take(self, count: int, deferred: Sequence[Described] = ()) -> list[Described]:
+        """Remove and return the first `count` fresh samples, which the step has used; others wait on, beside the deferred."""
+        self._num_items, self.deferred = 0, list(deferred)
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
+
+    def describe_again(self) -> None:
+        """Describe the samples that wait under the describer's present cost model: a rank that resumes here does it then."""
+        where = "a sample that waits for its step"
+        self.waiting = [self._describer.described(item.block.sample, where) for item in self.waiting]
+        self.deferred = [
+            self._describer.described(item.block.sample, where).marked(steps_waited=item.steps_waited) for item in self.deferred
+        ]
 
     def take_dropped(self) -> int:
         """Return the number of samples that the oversize policy dropped since the last call."""

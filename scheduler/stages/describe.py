@@ -41,11 +41,23 @@ class Described(msgspec.Struct, frozen=True):
 
     Attributes:
         block: the sample, and its block's size.
-        row: its row, one element of `row_dtype`.
+        row: its record, one element of `row_dtype`.
     """
 
     block: Block
     row: np.ndarray
+
+    @property
+    def steps_waited(self) -> int:
+        """Steps that a deferred sample has waited, 0 for a fresh one."""
+        return int(self.row["steps_waited"])
+
+    def marked(self, **columns: int) -> "Described":
+        """Return the sample with other values in columns of its record; a checkpoint may hold this one."""
+        row = self.row.copy()
+        for name, value in columns.items():
+            row[name] = value
+        return Described(self.block, row)
 
 
 class Describer:
@@ -183,7 +195,7 @@ class Describer:
         grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)] if len(sample.layout.runs) else []
         cost = self._cost.sample_cost(sample.num_tokens, grids)
         # In the order of `row_dtype`, at once: an assignment to one field takes as long.
-        return np.array((sample.num_tokens, loss_tokens, media_bits(sample), weight, block.nbytes, cost), self._row_dtype)
+        return np.array((sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, cost), self._row_dtype)
 
 
 def segment_limit(config: SchedulerConfig, cp_size: int) -> int:

@@ -9,8 +9,7 @@ from ...core import EvenpackError, FieldMismatchError, PeerFailedError, PlanMism
 from ...core.errors import from_wire, to_wire
 from ...core.fields import TENSOR_DTYPES
 from ..comm.transports import Transport
-from .blocks import WIRE_VERSION
-from .metadata import HEADER, Gathered, Status, new_header, pack_rows
+from .metadata import HEADER, WIRE_VERSION, Gathered, Status, new_header, pack_rows
 
 #: Longest error message that travels, in bytes.
 MAX_MESSAGE = 2000

@@ -1,4 +1,4 @@
-"""What a rank says about its samples: a fixed header, and one fixed-width row of integers a sample."""
+"""Metadata that ranks gather: a fixed header, and one fixed-width record of integers per sample."""
 
 from enum import IntEnum
 
@@ -8,17 +8,16 @@ import numpy.typing as npt
 
 from ...core import round_up
 from ..plan import SampleTable
-from .blocks import WIRE_VERSION
 
 #: Tensor fields of free dtype whose dtype the header carries; more than any family declares.
 MAX_FREE_DTYPES = 16
 
-#: Bits of a row's `media` that are modalities; above them lies its note.
-MEDIA_MASK = 0xFF
+#: Of the header and the records; the first field of every header, so that any version can read it.
+WIRE_VERSION = 3
 
 HEADER = np.dtype(
     [
-        ("version", "<u4"),  # first, so that any version can read it
+        ("version", "<u4"),
         ("status", "<i4"),
         ("step", "<i8"),
         ("format", "<u8"),
@@ -33,19 +32,6 @@ HEADER = np.dtype(
 )
 
 
-def with_note(row: np.ndarray, note: int | npt.NDArray[np.int64]) -> np.ndarray:
-    """Return a copy of a row with a number of its own: its list (`scheduler.stages.lists`), or the steps it has waited."""
-    noted = row.copy()
-    noted["media"] = (row["media"] & MEDIA_MASK) | (note << MEDIA_MASK.bit_length())
-    return noted
-
-
-def note_of(rows: np.ndarray) -> np.ndarray:
-    """Return int64 `[N]`, the note of each row; 0 where there is none."""
-    notes: np.ndarray = (rows["media"] >> MEDIA_MASK.bit_length()).astype(np.int64)
-    return notes
-
-
 class Status(IntEnum):
     """What a rank says before its rows."""
 
@@ -55,7 +41,10 @@ class Status(IntEnum):
 
 
 def row_dtype(num_phases: int) -> np.dtype[np.void]:
-    """Return the dtype of a row: 32 bytes with one phase, 8 more with each further one.
+    """Return the dtype of a sample's record: 32 bytes with one phase, 8 more with each further one.
+
+    `media` has one bit per modality; `steps_waited` counts the steps that a deferred sample has waited; `list_index` is the
+    number of its list in the step, with `scope="microbatch"`.
 
     Example:
         >>> row_dtype(1).itemsize, row_dtype(2).itemsize
@@ -65,7 +54,9 @@ def row_dtype(num_phases: int) -> np.dtype[np.void]:
         [
             ("tokens", "<i4"),
             ("loss_tokens", "<i4"),
-            ("media", "<i4"),
+            ("media", "u1"),
+            ("steps_waited", "u1"),
+            ("list_index", "<u2"),
             ("weight", "<f4"),
             ("nbytes", "<i8"),
             ("cost", "<i8", (num_phases,)),
@@ -138,6 +129,11 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
         """Return the rows at the given indices or mask, order kept."""
         return msgspec.structs.replace(self, rows=self.rows[keep], home=self.home[keep])
 
+    @property
+    def media_dtype(self) -> str:
+        """Name of the dtype of the group's pixels, which dummy media take too."""
+        return self.dtypes.get("pixel_values") or self.dtypes.get("pixel_values_videos") or "float32"
+
     def table(self, align: int) -> SampleTable:
         """Return the planner's table, samples padded to `align`."""
         tokens = self.rows["tokens"].astype(np.int64)
@@ -146,7 +142,7 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
             padded=round_up(tokens, align),
             nbytes=self.rows["nbytes"].astype(np.int64),
             home=self.home,
-            media=(self.rows["media"] & MEDIA_MASK).astype(np.int64),
+            media=self.rows["media"].astype(np.int64),
             loss_tokens=self.rows["loss_tokens"].astype(np.int64),
             cost=self.rows["cost"].astype(np.int64),
         )

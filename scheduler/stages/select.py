@@ -1,119 +1,176 @@
-"""What a rank brings to a step: chosen by number, by tokens or by lists, with outliers that wait."""
+"""Select: which of the gathered samples make the step. Pure functions of the gathered metadata, the same on every rank."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from ..config import SchedulerConfig
-from .budget import rounds_within
-from .collect import Reader
 from .describe import Described
-from .metadata import Gathered, note_of, with_note
-from .outliers import waiting_outliers
-
-_NOBODY = np.zeros(0, np.int64)
+from .metadata import Gathered
 
 
-class Brought(NamedTuple):
-    """What goes into a step.
+class StepSamples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The samples of a step.
 
     Attributes:
-        mine: this rank's samples of the step, in table order.
-        gathered: everyone's rows.
-        waits: for every deferred sample of the group, the steps it has waited.
-        fresh: what this rank took from its source for the step, deferred samples among it.
-        full: whether every rank brought all that a step asks for.
+        mine: this rank's samples, in table order.
+        gathered: the metadata of all ranks' samples.
+        num_fresh: number of this rank's samples that were not deferred before, those deferred now among them.
+        deferred: this rank's samples that wait for a later step.
+        waits: of every sample of the group that waits for a later step, the steps that it will have waited by then.
+        is_last: whether the epoch ends with this step.
     """
 
     mine: list[Described]
     gathered: Gathered
-    waits: np.ndarray
-    fresh: list[Described]
-    full: bool
+    num_fresh: int
+    deferred: Sequence[Described] = ()
+    waits: np.ndarray = np.zeros(0, np.int64)
+    is_last: bool = False
 
 
-class Bringer:
-    """Chooses the samples of one step after the other, and gathers everyone's rows.
+def first_quota(config: SchedulerConfig, num_ranks: int) -> int:
+    """Return how much every rank collects for a step: lists, samples, or tokens of the budget."""
+    if config.scope == "microbatch":
+        return config.num_microbatches or 1
+    if config.tokens_per_step is not None:
+        return -(-config.tokens_per_step // num_ranks)
+    return config.samples_per_step or 1
+
+
+def select(
+    candidates: Sequence[Described], gathered: Gathered, *, config: SchedulerConfig, rank: int, num_ranks: int
+) -> StepSamples | None:
+    """Select the samples of a step.
 
     Args:
-        reader: this rank's samples.
-        config: settings: how many samples make a step.
+        candidates: what this rank collected: deferred samples first, then fresh ones.
+        gathered: the metadata of every rank's candidates.
+        config: settings.
         rank: this rank.
         num_ranks: R.
-        gather: all-gathers the rows of the given samples.
+
+    Returns:
+        The samples; None where a rank ran out of candidates before the token budget was spent: all ranks collect more.
     """
+    fresh = gathered.rows["steps_waited"] == 0
+    num_fresh = int(fresh[gathered.home == rank].sum())
+    chosen, waits = np.ones(len(gathered), bool), np.zeros(len(gathered), bool)
+    if config.scope == "microbatch":
+        full = not gathered.exhausted.any()
+    elif config.tokens_per_step is not None:
+        chosen, enough, full = rounds_within(gathered, budget=config.tokens_per_step, num_ranks=num_ranks)
+        if not enough:
+            return None
+        num_fresh = int(chosen[gathered.home == rank].sum())
+    else:
+        counts = np.bincount(gathered.home[fresh], minlength=num_ranks)
+        full = bool((counts >= (config.samples_per_step or 0)).all())
+        if config.defer is not None:
+            ending = bool(gathered.exhausted.all()) or (not full and config.on_exhausted == "stop")
+            waits = waiting_outliers(gathered, num_ranks=num_ranks, limit=config.defer, ending=ending)
+            chosen = ~waits
+    is_last = not full and config.on_exhausted == "stop" and bool(gathered.exhausted.any())
+    if is_last:  # outliers that full steps left waiting are trained; the fresh samples of an incomplete step are not
+        chosen &= ~fresh
+    own = gathered.home == rank
+    deferred = [item for item, wait in zip(candidates, waits[own].tolist(), strict=True) if wait]
+    return StepSamples(
+        mine=[item for item, kept in zip(candidates, chosen[own].tolist(), strict=True) if kept],
+        gathered=gathered.select(chosen),
+        num_fresh=num_fresh,
+        deferred=[item.marked(steps_waited=item.steps_waited + 1) for item in deferred],
+        waits=gathered.rows["steps_waited"][waits].astype(np.int64) + 1,
+        is_last=is_last,
+    )
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        config: SchedulerConfig,
-        rank: int,
-        num_ranks: int,
-        gather: Callable[[list[Described]], Gathered],
-    ) -> None:
-        self._reader = reader
-        self._config = config
-        self._rank = rank
-        self._num_ranks = num_ranks
-        self._gather = gather
 
-    def __call__(self) -> Brought:
-        """Return what goes into the next step; collective."""
-        config = self._config
-        if config.scope == "microbatch":
-            mine = self._read_lists(config.num_microbatches or 1)
-            gathered = self._gather(mine)
-            return Brought(mine, gathered, _NOBODY, mine, not gathered.exhausted.any())
-        if config.tokens_per_step is not None:
-            return self._brought_by_tokens(config.tokens_per_step)
-        assert config.samples_per_step is not None
-        self._reader.fill(config.samples_per_step)
-        mine = self._reader.take(config.samples_per_step)
-        if config.defer is None:
-            gathered = self._gather(mine)
-            return Brought(mine, gathered, _NOBODY, mine, self._is_full(gathered))
-        return self._brought_with_deferral(mine, config.defer)
+def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[np.ndarray, bool, bool]:
+    """Take the longest prefix in (round, rank) order whose real tokens do not exceed a budget.
 
-    def _brought_with_deferral(self, fresh: list[Described], limit: int) -> Brought:
-        reader = self._reader
-        mine = [*reader.deferred, *((item, 0) for item in fresh)]
-        noted = [msgspec.structs.replace(item, row=with_note(item.row, waited)) for item, waited in mine]
-        gathered = self._gather(noted)
-        full = self._is_full(gathered)
-        ending = bool(gathered.exhausted.all()) or (not full and self._config.on_exhausted == "stop")
-        waits = waiting_outliers(gathered, num_ranks=self._num_ranks, limit=limit, ending=ending)
-        mine_wait = waits[gathered.home == self._rank].tolist()
-        reader.deferred = [(item, waited + 1) for (item, waited), wait in zip(mine, mine_wait, strict=True) if wait]
-        kept = [item for (item, _), wait in zip(mine, mine_wait, strict=True) if not wait]
-        return Brought(kept, gathered.select(~waits), note_of(gathered.rows[waits]) + 1, fresh, full)
+    Round i holds the i-th waiting sample of every rank. A rank that has no i-th sample but whose source goes on makes the
+    prefix uncertain from there.
 
-    def _is_full(self, gathered: Gathered) -> bool:
-        """Return whether every rank brought as many fresh samples as a step asks for."""
-        fresh = gathered.home[note_of(gathered.rows) == 0]
-        return bool((np.bincount(fresh, minlength=self._num_ranks) >= (self._config.samples_per_step or 0)).all())
+    Args:
+        gathered: every rank's waiting samples, in order.
+        budget: most real tokens.
+        num_ranks: R.
 
-    def _read_lists(self, count: int) -> list[Described]:
-        mine: list[Described] = []
-        for index in range(count):
-            items = self._reader.read_list()
-            if items is None:
-                break
-            mine += [msgspec.structs.replace(item, row=with_note(item.row, index)) for item in items]
-        return mine
+    Returns:
+        Mask `[N]` of the rows taken; whether it is certain: False asks for more waiting samples; and whether the budget, not
+        the end of the samples, ended it.
+    """
+    counts = gathered.counts(num_ranks)
+    starts = np.cumsum(counts) - counts
+    rounds = np.arange(len(gathered)) - starts[gathered.home]
+    order = np.lexsort((gathered.home, rounds))
+    total = np.cumsum(gathered.rows["tokens"][order].astype(np.int64))
+    taken = np.zeros(len(gathered), bool)
+    prefix = int(np.searchsorted(total, budget, side="right"))
+    open_ranks = np.flatnonzero(~gathered.exhausted)
+    # The first place where a row may be missing: rank r has none in round counts[r].
+    unknown = min(((int(counts[rank]), int(rank)) for rank in open_ranks), default=None)
+    if prefix == len(order):
+        certain = unknown is None
+    else:
+        stop = order[prefix]
+        certain = unknown is None or (int(rounds[stop]), int(gathered.home[stop])) < unknown
+    taken[order[:prefix]] = True
+    full = prefix < len(order) or (prefix > 0 and int(total[-1]) == budget)
+    return taken, certain, full
 
-    def _brought_by_tokens(self, budget: int) -> Brought:
-        reader, num_ranks = self._reader, self._num_ranks
-        wanted, dropped, truncated = -(-budget // num_ranks), 0, 0
-        while True:
-            reader.fill_tokens(wanted)
-            gathered = self._gather(reader.waiting)
-            dropped, truncated = dropped + gathered.dropped, truncated + gathered.truncated
-            taken, enough, full = rounds_within(gathered, budget=budget, num_ranks=num_ranks)
-            if enough:
-                chosen = msgspec.structs.replace(gathered.select(taken), dropped=dropped, truncated=truncated)
-                mine = reader.take(int(chosen.counts(num_ranks)[self._rank]))
-                return Brought(mine, chosen, _NOBODY, mine, full)
-            wanted *= 2  # some rank ran out of waiting samples before the budget did: all look further ahead
+
+def waiting_outliers(gathered: Gathered, *, num_ranks: int, limit: int, ending: bool) -> np.ndarray:
+    """Choose the samples that wait for a later step.
+
+    A sample heavier than the mean rank load keeps every other rank waiting, wherever it is put. R of them beside one another
+    do not. So they wait, first in first out, until R of them are there; one that has waited `limit` steps goes on. Nothing
+    waits at the end of the epoch, or where nothing else would be left to train on.
+
+    Args:
+        gathered: the step's rows, those that waited before among them.
+        num_ranks: R.
+        limit: most steps that a sample may wait.
+        ending: whether this is the epoch's last step.
+
+    Returns:
+        bool `[N]`, True where the sample waits.
+    """
+    cost = gathered.rows["cost"].astype(np.int64).sum(axis=1)
+    waited = gathered.rows["steps_waited"].astype(np.int64)
+    waits: np.ndarray = cost * num_ranks > cost.sum()
+    outliers = np.flatnonzero(waits)
+    oldest_first = outliers[np.argsort(-waited[outliers], kind="stable")]
+    waits[oldest_first[: len(outliers) // num_ranks * num_ranks]] = False
+    waits[waited >= limit] = False
+    if ending or waits.all():
+        waits[:] = False
+    return waits
+
+
+def why_no_step(config: SchedulerConfig, *, num_ranks: int, num_dropped: int) -> str:
+    """Return what to tell about an epoch without a step.
+
+    Args:
+        config: settings.
+        num_ranks: R.
+        num_dropped: samples that the oversize policy dropped in the epoch, on all ranks.
+
+    Example:
+        >>> why_no_step(SchedulerConfig(max_tokens=8, samples_per_step=1), num_ranks=1, num_dropped=3)
+        'the epoch had no step: the source yielded 0 samples that fit: 3 are longer than the capacity and were dropped'
+    """
+    sources = "the source" if num_ranks == 1 else f"the sources of all {num_ranks} ranks"
+    dropped = f": {num_dropped} are longer than the capacity and were dropped"
+    if config.on_exhausted == "stop":
+        return (
+            f"the epoch had no step: {sources} yielded no full step, and on_exhausted='stop' leaves out the rest"
+            f"{dropped if num_dropped else ''}"
+        )
+    if num_dropped:
+        return f"the epoch had no step: {sources} yielded 0 samples that fit{dropped}"
+    return (
+        f"the epoch had no step: {sources} yielded 0 samples; an iterator can be read once, a list, a data set or a loader "
+        "in every epoch"
+    )

@@ -1,13 +1,9 @@
 """What is told about every step as it is handed out, and the clock that times the hand-outs."""
 
-import time
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
 from ..step import PackedStep
-from .stats import StepStats
 
 
 @runtime_checkable
@@ -76,34 +72,3 @@ class Callbacks:
                 first = first or error
         if first is not None:
             raise first
-
-
-class StepClock:
-    """Times the hand-outs of one scheduler.
-
-    The interval that ends with a step's hand-out began with the hand-out before it: it holds the training of the step before,
-    and the wait for this one. The first step of an epoch has none, so what is done between epochs counts nowhere.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[float, int] | None = None
-        self._asked = 0.0
-
-    def asked(self) -> None:
-        """The training thread begins to wait for a step."""
-        self._asked = time.monotonic()
-
-    def handed_out(self, stats: StepStats) -> StepStats:
-        """Return the figures of a step that came just now, with its times."""
-        now = time.monotonic()
-        seconds = rate = None
-        if self._last is not None:
-            before, tokens = self._last
-            seconds = max(now - before, 1e-9)
-            rate = tokens / seconds
-        self._last = (now, stats.tokens)
-        return msgspec.structs.replace(stats, exposed_seconds=now - self._asked, step_seconds=seconds, tokens_per_second=rate)
-
-    def epoch_ended(self) -> None:
-        """The time until the next step belongs to none."""
-        self._last = None

@@ -168,11 +168,11 @@ def test_a_rank_that_opens_its_scheduler_too_late_learns_who_gave_up():
 
 
 def test_a_rank_that_leaves_while_settings_are_compared_is_named(monkeypatch):
-    from evenpack.scheduler import assemble
+    from evenpack.scheduler import setup
 
     def fn(rank, num_ranks):
         if rank == 1:
-            monkeypatch.setattr(assemble, "agree", lambda *_: os._exit(3))
+            monkeypatch.setattr(setup, "agree", lambda *_: os._exit(3))
         with pytest.raises(PeerLostError, match=r"^rank 1 \(last: .*\) stopped answering at the start of the scheduler$"):
             open_scheduler([], timeout=3.0)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evenpack.scheduler.stages.metadata import Gathered, row_dtype, with_note
-from evenpack.scheduler.stages.outliers import waiting_outliers
+from evenpack.scheduler.stages.metadata import Gathered, row_dtype
+from evenpack.scheduler.stages.select import waiting_outliers
 from evenpack.scheduler.testing import run_ranks
 
 from .helpers import flat, names_of, open_scheduler, text_sample
@@ -15,9 +15,7 @@ def gathered(rows, exhausted=(False, False)):
     dtype = row_dtype(1)
     table = np.zeros(len(rows), dtype)
     for index, (_, cost, waited) in enumerate(rows):
-        row = np.zeros((), dtype)
-        row["cost"] = cost
-        table[index] = with_note(row, waited)
+        table[index]["cost"], table[index]["steps_waited"] = cost, waited
     return Gathered(table, np.array([home for home, _, _ in rows]), np.array(exhausted), 0)
 
 

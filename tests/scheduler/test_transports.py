@@ -15,7 +15,7 @@ from evenpack.scheduler.comm.groups import ProcessGroups
 from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
 from evenpack.scheduler.comm.transports.buffers import BufferPool
 from evenpack.scheduler.config import SchedulerConfig
-from evenpack.scheduler.relay import Relay
+from evenpack.scheduler.prefetch import MainThreadExecutor
 from evenpack.scheduler.stages.metadata import row_dtype
 from evenpack.scheduler.testing import run_ranks
 
@@ -115,21 +115,21 @@ def test_a_hub_names_who_did_not_come():
         MemoryHub(3, timeout=0.1).transport(0).gather(np.zeros(1, np.uint8))
 
 
-def test_relay_runs_operations_on_the_serving_thread():
-    relay, seen = Relay(), []
+def test_operations_of_the_worker_run_on_the_training_thread():
+    executor, seen = MainThreadExecutor(), []
 
     def worker():
-        seen.append(relay.call(lambda: threading.current_thread().name, is_gather=True))
+        seen.append(executor.run(lambda: threading.current_thread().name, is_gather=True))
         with pytest.raises(KeyError):
-            relay.call(lambda: {}["missing"], is_gather=True)
+            executor.run(lambda: {}["missing"], is_gather=True)
         with pytest.raises(Aborted):
-            relay.call(lambda: None, is_gather=True)
+            executor.run(lambda: None, is_gather=True)
 
     thread = threading.Thread(target=worker)
     thread.start()
-    relay.serve(lambda: relay.num_gathers == 1)
-    relay.serve(lambda: relay.num_gathers == 2)
-    relay.close()
+    executor.serve(lambda: executor.num_gathers == 1)
+    executor.serve(lambda: executor.num_gathers == 2)
+    executor.close()
     thread.join(10)
     assert seen == ["MainThread"] and not thread.is_alive()
 

@@ -10,8 +10,8 @@ from ....core import round_up
 from ...config import SchedulerConfig
 from ...plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
 from ...plan.config import NO_TOWERS
-from ...stages.metadata import Gathered, row_dtype, with_note
-from ...stages.outliers import waiting_outliers
+from ...stages.metadata import Gathered, row_dtype
+from ...stages.select import waiting_outliers
 
 #: Steps that a heavy sample may wait in the simulation of `defer`.
 DEFER = 8
@@ -123,5 +123,5 @@ def _gathered(table: SampleTable, waited: np.ndarray) -> Gathered:
     cost = table.cost.reshape(len(table), -1)
     rows = np.zeros(len(table), row_dtype(cost.shape[1]))
     rows["cost"] = cost
-    rows["media"] = with_note(rows, waited)["media"]
+    rows["steps_waited"] = waited
     return Gathered(rows, table.home, np.zeros(0, bool), 0)

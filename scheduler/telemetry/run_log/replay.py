@@ -8,7 +8,7 @@ from ....core import differences
 from ...config import SchedulerConfig
 from ...plan import StepPlan, plan_step
 from ...plan.describe import CODE_VERSION
-from ...stages.lists import plan_lists
+from ...stages.planning import plan_lists
 from ..advice.what_if import Steps
 from .header import RunHeader
 from .record import RecordedStep

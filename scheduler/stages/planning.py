@@ -1,0 +1,76 @@
+"""Plan: choose the planner that the settings ask for, and run it on the gathered table."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...core import OversizeSampleError
+from ..comm.channel import Channel
+from ..config import SchedulerConfig
+from ..plan import MediaTowers, PlanConfig, SampleTable, StepPlan, Team, plan_in_pods, plan_step, planner_for
+from ..plan.fixed import plan_fixed
+
+Planner = Callable[..., StepPlan]
+
+
+def plan_samples(
+    table: SampleTable,
+    list_index: np.ndarray,
+    *,
+    planner: Planner,
+    config: SchedulerConfig,
+    towers: MediaTowers,
+    cp_size: int,
+    channel: Channel,
+) -> StepPlan:
+    """Return the plan of a step; the same on every rank.
+
+    Args:
+        table: the samples of all ranks.
+        list_index: int64 `[N]`, the list of each sample, with `scope="microbatch"`.
+        planner: a function with `plan_step`'s signature.
+        config: settings.
+        towers: the adapter's media towers.
+        cp_size: context-parallel size.
+        channel: which ranks there are, on which nodes, and to whom each may send.
+    """
+    num_ranks = channel.steps.num_ranks
+    if config.scope == "microbatch":
+        return plan_lists(table, list_index, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size)
+    more: dict[str, Any] = {}
+    if planner is plan_step:
+        planner = planner_for(len(table))
+    if planner is plan_in_pods:
+        # Over a device transport alone a gather belongs on the training thread; there peers are fixed, and no pods planned.
+        more["team"] = Team(rank=channel.steps.rank, gather=channel.aside.gather)
+    return planner(
+        table,
+        num_ranks=num_ranks,
+        config=config,
+        towers=towers,
+        cp_size=cp_size,
+        node_of_rank=channel.node_of_rank,
+        peers=[[rank] for rank in range(num_ranks)] if config.scope == "rank" else channel.peers,
+        **more,
+    )
+
+
+def plan_lists(
+    table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, config: PlanConfig, towers: MediaTowers, cp_size: int
+) -> StepPlan:
+    """Return the plan that leaves every sample in the list and on the rank where it came.
+
+    Raises:
+        OversizeSampleError: a list above the capacity of a pack.
+    """
+    plan = plan_fixed(table, table.home, microbatch, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size)
+    limit = config.max_tokens * cp_size
+    over = np.argwhere(plan.padded > limit)
+    if len(over):
+        rank, index = over[0].tolist()
+        raise OversizeSampleError(
+            f"rank {rank}, list {index} of the step: {int(plan.padded[rank, index])} padded tokens exceed the capacity of "
+            f"{limit} a pack"
+        )
+    return plan
