@@ -19,6 +19,7 @@ from evenpack.scheduler.sources import (
     Source,
     as_source,
 )
+from evenpack.scheduler.testing import run_ranks
 
 NUM = 40
 
@@ -198,13 +199,17 @@ def test_a_resumed_epoch_is_the_one_of_before():
 def test_a_loader_that_accelerate_prepared_is_refused():
     """It repeats samples and talks to other ranks while it reads; it used to fail on a missing `dl_state_dict`."""
     accelerate = pytest.importorskip("accelerate")
-    accelerator = accelerate.Accelerator(cpu=True)
-    loader = DataLoader(range(8), batch_size=2, collate_fn=list)
-    prepared = accelerator.prepare(loader)
-    for one in (prepared, accelerator.skip_first_batches(prepared, 1)):
-        with pytest.raises(TypeError, match=r"DataLoader\w* of accelerate .*leave the loader out.*DistributedSampler"):
-            as_source(one)
-    assert type(as_source(loader)) is LoaderSource
+
+    def fn(rank, num_ranks):  # in a process that ends: accelerate remembers the ranks that it saw
+        accelerator = accelerate.Accelerator(cpu=True)
+        loader = DataLoader(range(8), batch_size=2, collate_fn=list)
+        prepared = accelerator.prepare(loader)
+        for one in (prepared, accelerator.skip_first_batches(prepared, 1)):
+            with pytest.raises(TypeError, match=r"DataLoader\w* of accelerate .*leave the loader out.*DistributedSampler"):
+                as_source(one)
+        return type(as_source(loader)).__name__
+
+    assert run_ranks(fn, 2, backend="gloo") == ["LoaderSource"] * 2
 
 
 def test_a_map_style_dataset_without_a_loader_is_refused():

@@ -44,8 +44,12 @@ def test_a_loss_of_the_users_own_is_refused(tmp_path):
     class Packed(PackedTrainerMixin, OwnLoss):
         pass
 
-    with pytest.raises(ValueError, match=r"OwnLoss\.compute_loss does not work with packing: the loss is"):
-        Packed(model_of(), arguments(tmp_path), packing={"max_tokens": 96})
+    def fn(rank, num_ranks):
+        with pytest.raises(ValueError, match=r"OwnLoss\.compute_loss does not work with packing: the loss is"):
+            Packed(model_of(), arguments(tmp_path), packing={"max_tokens": 96})
+        return True
+
+    assert run_ranks(fn, 1, backend="gloo") == [True]
 
 
 def test_refused_by_name(tmp_path):
