@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.workloads import WORKLOADS, Workload, image_text_phases
 from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_in_pods, plan_step, warm_up
+from evenpack.scheduler.plan.limits import POD_RANKS, SPARE_SLOTS
 from evenpack.scheduler.plan.two_level import pods
 
 #: A step of this many seconds, and the share of it that planning may take.
@@ -63,7 +64,7 @@ def planned_in_pods(
     clock = Clock()
     parts = {
         "build_problem": ("coarse", pods.build_problem),
-        "describe": ("assemble", pods.describe),
+        "certify": ("assemble", pods.certify),
         "assign_to_pods": ("coarse", pods.assign_to_pods),
         "finish": ("assemble", pods.finish),
         "_plan_pod": ("pod", pods._plan_pod),
@@ -94,7 +95,7 @@ def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, m
              f"rank {rank:5.3f} s = coarse {coarse:5.3f} + pod {own.max():5.3f} + assemble {assemble:5.3f}",
              f"mean pod {own.mean():5.3f}",
              f"gap {plan.gap:7.3%}", f"moved {plan.moved_bytes / table.nbytes.sum():6.2%}",
-             f"gathered {(len(table) * 17 // 16 + (4 + pods.SPARE) * num_ranks) * 4 / 1e6:.1f} MB x {rounds}"]  # fmt: skip
+             f"gathered {(len(table) * 17 // 16 + (4 + SPARE_SLOTS) * num_ranks) * 4 / 1e6:.1f} MB x {rounds}"]  # fmt: skip
     verdicts = [rank < STEP_SECONDS * SHARE]
     if flat:
         gc.collect()
@@ -125,7 +126,7 @@ def main() -> None:
         pods=2,
     )
     num_ranks = 2048 if options.quick else 16_384
-    number = num_ranks // pods.RANKS
+    number = num_ranks // POD_RANKS
     targets = f"rank < {STEP_SECONDS * SHARE:.1f} s ({SHARE:.0%} of a step of {STEP_SECONDS:.0f} s)"
     print(f"{num_ranks} ranks, {num_ranks * 64} samples, {number} pods; targets: {targets}, "
           f"objective within {MOST - 1:.0%} of the plan in one piece")  # fmt: skip

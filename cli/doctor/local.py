@@ -37,7 +37,7 @@ def versions() -> dict[str, str | None]:
 def must_agree() -> dict[str, Any]:
     """Return what has to be the same on every rank: other code would plan, or read blocks, in another way."""
     from ... import __version__  # pyright: ignore[reportMissingImports]
-    from ...scheduler.plan.describe import CODE_VERSION
+    from ...scheduler.plan import CODE_VERSION
     from ...scheduler.stages.metadata import WIRE_VERSION
 
     return {"evenpack": __version__, "planner": CODE_VERSION, "wire_version": WIRE_VERSION}
@@ -77,9 +77,9 @@ def check_backends() -> Finding:
 
 def cache_folder() -> Path | None:
     """Return where the compiled planner is kept; None where no folder can be written."""
-    from ...scheduler.plan import kernels
+    from ...scheduler.plan.kernels import scan
 
-    path = getattr(getattr(kernels.group, "_cache", None), "cache_path", None)
+    path = getattr(getattr(scan.group, "_cache", None), "cache_path", None)
     return None if path is None else Path(path)
 
 

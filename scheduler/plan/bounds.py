@@ -5,12 +5,10 @@ All bounds hold for every plan that meets the constraints, whatever capacity, ph
 
 import numpy as np
 
-from . import kernels, tally
+from .kernels import scan
+from .limits import MAX_BISECTION_SAMPLES
 from .problem import Problem
 from .table import Ints
-
-#: Above this many samples the bin-packing bound of the makespan cannot beat the others by much, and is left out.
-MOST_FOR_BISECTION = 4096
 
 
 def fewest_bins(size: Ints, capacity: int, limit: int = 2**31) -> int:
@@ -27,7 +25,7 @@ def fewest_bins(size: Ints, capacity: int, limit: int = 2**31) -> int:
     if count == 0:
         return 0
     ordered = np.ascontiguousarray(size) if (size[1:] >= size[:-1]).all() else np.sort(size)
-    return max(int(tally.most_packs(ordered, capacity)), -(-count // limit), 1)
+    return max(int(scan.most_packs(ordered, capacity)), -(-count // limit), 1)
 
 
 def fewest_microbatches(problem: Problem) -> int:
@@ -52,7 +50,7 @@ def makespan(ordered: Ints, num_ranks: int) -> int:
     k = np.arange(1, (count - 1) // num_ranks + 1)
     if len(k):
         best = max(best, int((sums[k * num_ranks + 1] - sums[k * num_ranks - k]).max()))
-    if num_ranks < count <= MOST_FOR_BISECTION and fewest_bins(ordered, best) > num_ranks:
+    if num_ranks < count <= MAX_BISECTION_SAMPLES and fewest_bins(ordered, best) > num_ranks:
         low, high = best, 2 * best
         while low + 1 < high:
             middle = (low + high) // 2
@@ -71,7 +69,7 @@ def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
     The samples of weight t or more fill at least K(t) micro-batches by tokens, by number and since no two above half the
     capacity share a pack; so the K(t)-th costliest micro-batch costs at least t.
     """
-    found: Ints = tally.stairs(weight, problem.size, order, problem.num_ranks, problem.capacity, problem.limit)
+    found: Ints = scan.stairs(weight, problem.size, order, problem.num_ranks, problem.capacity, problem.limit)
     return found
 
 
@@ -88,9 +86,9 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
     some = weight > 0  # what costs nothing adds no work, and would be far from all others in density
     worth, size = weight[some], problem.size[some]
-    density = tally.densities(worth, size)
+    density = scan.densities(worth, size)
     # One unit above the product covers its rounding: the knapsack's value must never be too small.
-    value = tally.knapsacks(worth, size, density, density.view(np.int64), room)
+    value = scan.knapsacks(worth, size, density, density.view(np.int64), room)
     total = int(weight.sum())
     rest = np.maximum(total - value, 0)
     rest[0] = total
@@ -136,12 +134,12 @@ def moved_bytes(problem: Problem, limit: int, count: int) -> int:
     per byte go first; the larger of the two counts.
     """
     ranks = problem.num_ranks
-    load = tally.sums(problem.home, problem.weight, ranks)
-    tokens = tally.sums(problem.home, problem.size, ranks)
+    load = scan.sums(problem.home, problem.weight, ranks)
+    tokens = scan.sums(problem.home, problem.size, ranks)
     surplus = load - limit, tokens - count * problem.capacity
     if max(each.max() for each in surplus) <= 0:
         return 0
-    by_home, starts = kernels.group(problem.home, ranks)
-    cost_bytes = kernels.surplus_bytes(by_home, starts, problem.weight, problem.nbytes, surplus[0])
-    token_bytes = kernels.surplus_bytes(by_home, starts, problem.size, problem.nbytes, surplus[1])
+    by_home, starts = scan.group(problem.home, ranks)
+    cost_bytes = scan.surplus_bytes(by_home, starts, problem.weight, problem.nbytes, surplus[0])
+    token_bytes = scan.surplus_bytes(by_home, starts, problem.size, problem.nbytes, surplus[1])
     return int(np.maximum(cost_bytes, token_bytes).sum())

@@ -1,14 +1,14 @@
-"""A plan that somebody else made: completed with dummies, costs and its certificate."""
+"""A plan that was made elsewhere: completed with dummies, costs and its certificate."""
 
 import numpy as np
 
 from ...core.errors import InfeasiblePlanError
-from . import bounds, media
-from .bins import Bins
-from .build import build_problem
+from . import bounds
+from .assignment import assign, needed_dummies, occupied, overfull, pack_sums
+from .certificate import certify
 from .config import NO_TOWERS, MediaTowers, PlanConfig
-from .describe import describe
-from .finish import assign, pack_sums
+from .packs import Packs
+from .problem import build_problem
 from .result import StepPlan
 from .table import Ints, SampleTable
 
@@ -53,17 +53,17 @@ def plan_fixed(
     problem = build_problem(
         table, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size, node_of_rank=None, peers=None
     )
-    bins = Bins.empty(problem, count, False)
-    bins.bin_of[:] = rank[problem.kept] * count + microbatch[problem.kept]
-    sums = pack_sums(problem, bins)
+    packs = Packs.empty(problem, count, False)
+    packs.bin_of[:] = rank[problem.kept] * count + microbatch[problem.kept]
+    sums = pack_sums(problem, packs)
     if enforce:
-        dummies = media.needed(problem, sums.media)
-        for r, m in np.argwhere(media.overfull(problem, sums.size, sums.count, dummies))[:1]:
-            padded, segments = media.occupied(problem, sums.size, sums.count, dummies)
+        dummies = needed_dummies(problem, sums.media)
+        for r, m in np.argwhere(overfull(problem, sums.size, sums.count, dummies))[:1]:
+            padded, segments = occupied(problem, sums.size, sums.count, dummies)
             raise InfeasiblePlanError(
                 f"rank {r}, micro-batch {m} holds {padded[r, m]} padded tokens in {segments[r, m]} segments, dummies "
                 f"counted: above the capacity of {problem.capacity} or max_segments={config.max_segments}"
             )
     same = np.tile(np.arange(count), (num_ranks, 1))
-    found = assign(problem, bins, sums, same, sort=False)
-    return describe(table, problem, found, bounds.objective(problem))
+    found = assign(problem, packs, sums, same, sort=False)
+    return certify(table, problem, found, bounds.objective(problem))

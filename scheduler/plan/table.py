@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ...core import round_up
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 IntsLike = npt.ArrayLike
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_in_pods, plan_step
-from evenpack.scheduler.plan.bins import Bins
-from evenpack.scheduler.plan.build import build_problem
-from evenpack.scheduler.plan.homeward import bring_home, packs_to_homes
-from evenpack.scheduler.plan.homeward_kernels import return_home
+from evenpack.scheduler.plan.kernels.jit import Bins, Items
+from evenpack.scheduler.plan.kernels.swap import return_home
+from evenpack.scheduler.plan.packs import Packs
+from evenpack.scheduler.plan.problem import build_problem
+from evenpack.scheduler.plan.solvers.homeward import bring_home, packs_to_homes
 
 
 def instance(seed, ranks=3, count=2, phases=1):
@@ -77,7 +78,10 @@ def plain(order, cost, size, nbytes, home, media, load, goals, room, places, bin
 @pytest.mark.parametrize("seed", range(15))
 def test_return_home_equals_the_plain_search(seed, phases):
     fast, slow = instance(seed, phases=phases), instance(seed, phases=phases)
-    return_home(**fast)
+    cost = fast["cost"]
+    items = Items(cost.sum(axis=1), cost, fast["size"], fast["nbytes"], fast["home"])
+    bins = Bins(fast["room"], fast["places"], fast["bin_of"])
+    return_home(fast["order"], items, fast["media"], bins, fast["load"], fast["goals"], fast["count"], fast["passes"])
     assert fast["bin_of"].tolist() == plain(**slow).tolist()
     assert fast["room"].tolist() == slow["room"].tolist() and fast["places"].tolist() == slow["places"].tolist()
     sums = np.zeros_like(fast["load"])
@@ -97,23 +101,25 @@ def test_packs_go_to_the_ranks_that_brought_them(seed):
     tokens, home = rng.integers(1, 20, 40), np.sort(rng.integers(0, 4, 40))
     problem = problem_of(tokens, home, 4)
     # Whole packs at home, then dealt out wrongly within their index: all come back.
-    bins = Bins(count=2, bin_of=home * 2 + rng.integers(0, 2, 40), room=np.zeros(8, np.int64), places=np.zeros(8, np.int64))
-    expected = bins.bin_of.copy()
+    packs = Packs(
+        count=2, bin_of=home * 2 + rng.integers(0, 2, 40), free_tokens=np.zeros(8, np.int64), free_slots=np.zeros(8, np.int64)
+    )
+    expected = packs.bin_of.copy()
     shuffled = np.concatenate([rng.permutation(4) * 2 + index for index in range(2)]).reshape(2, 4).T.reshape(-1)
-    bins.relabel(shuffled)
-    packs_to_homes(problem, bins)
-    assert bins.bin_of.tolist() == expected.tolist()
+    packs.relabel(shuffled)
+    packs_to_homes(problem, packs)
+    assert packs.bin_of.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(("limit", "away"), [(9, 2), (10, 0)])
 def test_bring_home_keeps_to_the_limit(limit, away):
     """Two samples of 3 and 4 are in each other's place: at home one pack costs 10, the other 8, instead of 9 each."""
     problem = problem_of([6, 3, 5, 4], [0, 1, 1, 0], 2)
-    bins = Bins(count=1, bin_of=np.array([0, 0, 1, 1]), room=np.array([91, 91]), places=np.array([9, 9]))
-    bring_home(problem, bins, limit)
-    assert (bins.bin_of != problem.home).sum() == away
-    assert bins.loads(problem).max() == limit
-    assert bins.room.tolist() == (100 - bins.loads(problem)[:, 0]).tolist()
+    packs = Packs(count=1, bin_of=np.array([0, 0, 1, 1]), free_tokens=np.array([91, 91]), free_slots=np.array([9, 9]))
+    bring_home(problem, packs, limit)
+    assert (packs.bin_of != problem.home).sum() == away
+    assert packs.loads(problem).max() == limit
+    assert packs.free_tokens.tolist() == (100 - packs.loads(problem)[:, 0]).tolist()
 
 
 def test_few_samples_a_pack_still_reach_the_tolerance():
@@ -134,9 +140,9 @@ def test_large_costs_come_home_like_small_ones():
     found = []
     for shift in (0, 40):
         problem = msgspec.structs.replace(problem_of(cost, homes, 4), cost=cost[:, None] << shift, weight=cost << shift)
-        bins = Bins(count=3, bin_of=np.arange(48) % 12, room=np.full(12, 10**17), places=np.full(12, 99))
-        bring_home(problem, bins, int(bins.loads(problem).reshape(4, 3).max(axis=0).sum()) * 11 // 10)
-        found.append(bins.bin_of.tolist())
+        packs = Packs(count=3, bin_of=np.arange(48) % 12, free_tokens=np.full(12, 10**17), free_slots=np.full(12, 99))
+        bring_home(problem, packs, int(packs.loads(problem).reshape(4, 3).max(axis=0).sum()) * 11 // 10)
+        found.append(packs.bin_of.tolist())
     assert found[0] == found[1] != list(np.arange(48) % 12)
 
 

@@ -5,7 +5,16 @@ import pytest
 
 from evenpack.core.errors import InfeasiblePlanError, PlanError
 from evenpack.scheduler import SchedulerConfig
-from evenpack.scheduler.plan import CODE_VERSION, MediaTowers, PlanConfig, SampleTable, describe, plan_fixed, plan_step, warm_up
+from evenpack.scheduler.plan import (
+    CODE_VERSION,
+    MediaTowers,
+    PlanConfig,
+    SampleTable,
+    certificate,
+    plan_fixed,
+    plan_step,
+    warm_up,
+)
 
 GOOD = {"tokens": [5, 5], "align": 1}
 TEXT = MediaTowers()
@@ -188,7 +197,7 @@ def test_the_digest_covers_the_plan_and_the_code(monkeypatch):
     assert first.digest == plan({"tokens": [5, 4]}).digest
     moved = plan({"tokens": [5, 4], "home": [0, 1]})
     assert moved.digest != first.digest or (moved.rank == first.rank).all()
-    monkeypatch.setattr(describe, "CODE_VERSION", CODE_VERSION + "x")
+    monkeypatch.setattr(certificate, "CODE_VERSION", CODE_VERSION + "x")
     assert plan({"tokens": [5, 4]}).digest != first.digest
     assert second.num_dropped == 0
 

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from evenpack.scheduler.plan import kernels
+from evenpack.scheduler.plan.kernels import fill, scan, swap
+from evenpack.scheduler.plan.kernels.jit import Bins, Effort, Items, Units, Window
+
+ANYWHERE = np.zeros((0, 0), bool)
+
+
+def items_of(weight, size, cost=None, price=None):
+    zeros = np.zeros(len(size), np.int64)
+    return Items(weight, weight[:, None] if cost is None else cost, size, zeros if price is None else price, zeros)
 
 
 def instance(seed, samples=40, bins=7):
@@ -18,9 +26,9 @@ def test_fill_deepest_equals_longest_processing_time(seed):
     order = np.argsort(-weight, kind="stable")
     found = np.full(len(size), -1)
     target = np.full(len(room), 1000)
-    cost, deficit = weight[:, None], np.full((len(room), 1), 1000)
-    left = kernels.fill_deepest(
-        order, weight, cost, size, target.copy(), deficit, room.copy(), places.copy(), found, 0, 1, 1, 2**40, False, 64
+    deficit, bins = np.full((len(room), 1), 1000), Bins(room.copy(), places.copy(), found)
+    left = fill.fill_deepest(
+        order, items_of(weight, size), bins, weight, target.copy(), deficit, Window(0, 1, 1), 2**40, False, 64
     )  # fmt: skip
     expected, load, rest, free = np.full(len(size), -1), np.zeros(len(room), int), room.copy(), places.copy()
     for i in order:
@@ -35,10 +43,10 @@ def test_fill_deepest_equals_longest_processing_time(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_fit_first_equals_first_fit(seed):
-    _, size, weight, room, places = instance(seed, samples=60)
+    _, size, _, room, places = instance(seed, samples=60)
     order = np.argsort(-size, kind="stable")
     found = np.full(len(size), -1)
-    left = kernels.fit_first(order, weight, size, np.zeros(len(room), np.int64), room.copy(), places.copy(), found)
+    left = fill.fit_first(order, size, Bins(room.copy(), places.copy(), found))
     rest, free, expected = room.copy(), places.copy(), np.full(len(size), -1)
     for i in order:
         b = next((b for b in range(len(room)) if rest[b] >= size[i] and free[b] > 0), -1)
@@ -61,10 +69,9 @@ def test_refine_keeps_its_books_and_never_gets_worse(seed, samples, phases):
     places = 50 - np.bincount(bin_of, minlength=4)
     excess = load - load.sum(axis=0) // 4
     before = np.maximum(excess, 0).max(axis=0).sum()
-    kernels.refine(
-        np.arange(4)[None, :], 1, excess, np.zeros((1, phases), np.int64), cost, size, np.zeros(samples, np.int64), room,
-        places, bin_of, 30, 4096, 4, 1, 10**9, np.zeros(samples, np.int64), np.zeros((0, 0), bool), 4,
-    )  # fmt: skip
+    units = Units(np.arange(4)[None, :], 1, excess, np.zeros((1, phases), np.int64))
+    bins, items = Bins(room, places, bin_of), items_of(cost.sum(axis=1), size, cost)
+    swap.refine(units, items, bins, Effort(30, 4096, 4, 1, 10**9), ANYWHERE, 4)
     again = np.zeros((4, phases), np.int64)
     np.add.at(again, bin_of, cost)
     assert (again - load.sum(axis=0) // 4 == excess).all()
@@ -85,16 +92,15 @@ def test_few_samples_of_two_packs_are_dealt_in_the_best_way(seed):
     best = min(max(cost[m == 0].sum(), cost[m == 1].sum()) for m in fitting)
     load = np.array([[cost[:5].sum()], [cost[5:].sum()]])
     room = np.array([capacity - size[:5].sum(), capacity - size[5:].sum()])
-    kernels.refine(
-        np.array([[0, 1]]), 1, load, np.zeros((1, 1), np.int64), cost, size, np.zeros(8, np.int64), room,
-        np.array([50, 50]), bin_of, 5, 4096, 4, 1, 10**9, np.zeros(8, np.int64), np.zeros((0, 0), bool), 1,
-    )  # fmt: skip
+    units = Units(np.array([[0, 1]]), 1, load, np.zeros((1, 1), np.int64))
+    bins, items = Bins(room, np.array([50, 50]), bin_of), items_of(cost[:, 0], size, cost)
+    swap.refine(units, items, bins, Effort(5, 4096, 4, 1, 10**9), ANYWHERE, 1)
     assert load.max() == best
 
 
 def test_group_is_a_stable_sort():
     keys = np.random.default_rng(0).integers(0, 9, 200)
-    order, starts = kernels.group(keys, 10)
+    order, starts = scan.group(keys, 10)
     assert order.tolist() == np.argsort(keys, kind="stable").tolist()
     assert starts.tolist() == np.searchsorted(np.sort(keys), np.arange(11)).tolist()
 
@@ -107,7 +113,8 @@ def test_polish_ends_near_the_mean_and_keeps_the_capacity(seed):
     load = np.bincount(bin_of // 2, weight, 4).astype(np.int64)
     room = (120 - np.bincount(bin_of, size, 8)).astype(np.int64)
     mean = -(-int(weight.sum()) // 4)
-    kernels.polish(load, mean, weight, size, room, bin_of, 2, 100, 3)
+    bins = Bins(room, np.full(8, 50), bin_of)
+    swap.polish(load, mean, items_of(weight, size), bins, 2, 100, 3)
     assert (load == np.bincount(bin_of // 2, weight, 4)).all()
     assert (room == 120 - np.bincount(bin_of, size, 8)).all() and (room >= 0).all()
     assert load.max() <= mean + 2

@@ -17,8 +17,8 @@ from benchmarks.workloads import WORKLOADS, image_text_phases
 from evenpack.core.errors import InfeasiblePlanError, PlanMismatchError
 from evenpack.scheduler.comm.transports import MemoryHub
 from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, Team, bounds, plan_in_pods, plan_step
-from evenpack.scheduler.plan.build import build_problem
-from evenpack.scheduler.plan.integers import portion
+from evenpack.scheduler.plan.integers import floor_scale
+from evenpack.scheduler.plan.problem import build_problem
 from evenpack.scheduler.plan.two_level import pod_kernels, pods, sharing
 from evenpack.scheduler.plan.two_level.sharing import PodProblem, Pods, assign_to_pods, pod_problem
 from evenpack.scheduler.testing import run_ranks
@@ -153,7 +153,7 @@ def test_a_plan_far_above_the_bound_is_given_up(monkeypatch):
     table, config, towers = workload("sft", 6)
     flat = plan_step(table, num_ranks=6, config=config, towers=towers)
     assert not same(plan_in_pods(table, num_ranks=6, config=config, towers=towers, pods=3), flat)
-    monkeypatch.setattr(pods, "FAR", -1000)
+    monkeypatch.setattr(pods, "PODS_TOO_FAR", -1000)
     assert all(same(plan, flat) for plan in together(table, 6, config=config, towers=towers, pods=3))
 
 
@@ -283,7 +283,7 @@ def test_dealing_out_is_exact(most):
 
 @pytest.mark.parametrize(("value", "part"), [(100, 0.29), (2**53 - 1, 0.01), (2**80 + 1, 0.5), (7, 0), (7, 1)])
 def test_a_portion_is_exact(value, part):
-    assert portion(value, part) == math.floor(value * Fraction(part))
+    assert floor_scale(value, part) == math.floor(value * Fraction(part))
 
 
 def test_large_steps_are_planned_in_pods_unasked():

@@ -6,10 +6,16 @@ import sys
 CHECK = """
 import numpy as np
 from numba.core.dispatcher import Dispatcher
-from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, kernels, plan_step, warm_up
+from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, plan_step, warm_up
+from evenpack.scheduler.plan.kernels import fill, scan, swap
 
 warm_up()
-compiled = {name: len(value.signatures) for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
+
+def signatures():
+    functions = {name: value for module in (fill, scan, swap) for name, value in vars(module).items()}
+    return {name: len(value.signatures) for name, value in functions.items() if isinstance(value, Dispatcher)}
+
+compiled = signatures()
 rng = np.random.default_rng(0)
 for phases in (1, 2):
     for shape in (0.4, 1.4):
@@ -22,7 +28,7 @@ for phases in (1, 2):
                     config = PlanConfig(max_tokens=100, sync=sync, movement=movement, pipeline_stages=stages)
                     towers = MediaTowers(dummy_tokens={"image": 4}, trained=("image",))
                     plan_step(table, num_ranks=4, config=config, towers=towers, peers=peers, node_of_rank=nodes)
-after = {name: len(value.signatures) for name, value in vars(kernels).items() if isinstance(value, Dispatcher)}
+after = signatures()
 print({name: (compiled[name], after[name]) for name in compiled if compiled[name] != after[name]})
 print([name for name, count in after.items() if count > 2])
 """

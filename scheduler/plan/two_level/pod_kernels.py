@@ -3,17 +3,19 @@
 
 import numpy as np
 
-from ..kernels import _jit
+from ..kernels.jit import compiled
 
-#: Bits of a fraction that shares of pods are compared by: what is below 2**53 (`problem.LIMIT`) has room for so many.
-FINE = 9
+#: Bits of a fraction that shares of pods are compared by: what is below 2**53 (`limits.MAX_SUM`) has room for so many.
+SHARE_BITS = 9
 
 
-@_jit
+@compiled
 def deal_out(order, weight, sizes, out):
     """Deal samples, heaviest first, to pods in turn; in every round the pod that has least so far comes first.
 
     The lightest quarter goes one by one to the pod that has least, which evens out what the heavy ones left.
+
+    Invariant: `load` is the sum of the samples dealt so far, `at` of them, and `share` that per rank.
 
     Args:
         order: `[n]` samples. weight: `[N]`.
@@ -24,14 +26,14 @@ def deal_out(order, weight, sizes, out):
     most = sizes.max()
     at = 0
     while 4 * at < 3 * len(order):
-        ranked = np.argsort((load << FINE) // sizes, kind="mergesort")
+        ranked = np.argsort((load << SHARE_BITS) // sizes, kind="mergesort")
         for turn in range(most):
             for pod in ranked:
                 if turn < sizes[pod] and at < len(order):
                     out[order[at]] = pod
                     load[pod] += weight[order[at]]
                     at += 1
-    share = (load << FINE) // sizes
+    share = (load << SHARE_BITS) // sizes
     while at < len(order):
         least = 0
         for pod in range(1, len(sizes)):
@@ -39,25 +41,30 @@ def deal_out(order, weight, sizes, out):
                 least = pod
         out[order[at]] = least
         load[least] += weight[order[at]]
-        share[least] = (load[least] << FINE) // sizes[least]
+        share[least] = (load[least] << SHARE_BITS) // sizes[least]
         at += 1
 
 
-@_jit
-def relieve(
-    pod, by_home, starts, gain, other, nbytes, movable, load, pod_load, pod_other, limit, most, most_other, rank_limit, rank_of
-):
+@compiled
+def relieve(pod, gifts, gain, other, nbytes, load, pods, rank_limit):
     """Pods above their limit give samples to ranks of others: those with the most gain per byte on their fullest ranks.
 
     Each such rank gives one sample, then the next, round after round. Receivers are the emptiest ranks, one after the other.
 
+    Invariant: `load`, `pods.load` and `pods.other` are sums over `gifts.rank_of` after every gift, and no receiver ends above
+    its limits.
+
     Args:
-        pod: `[R]`. by_home: `[N]` samples, rank after rank as `rank_of` has them at the start; starts: `[R + 1]`.
-        gain: `[N]` what a sample counts; other: `[N]` what it counts in the second respect. nbytes, movable: `[N]`.
-        load: `[R]` sums of gain, updated. pod_load, pod_other: `[P]` sums of both, updated.
-        limit: `[P]` above which a pod gives; most, most_other: `[P]` up to which it takes. rank_limit: up to which a rank does.
-        rank_of: `[N]`, updated.
+        pod: `[R]` pod of each rank.
+        gifts, pods: see `kernels.jit`; a pod gives above `max_load` and takes up to both limits.
+        gain: `[N]` what a sample counts.
+        other: `[N]` what it counts in the second respect.
+        nbytes: `[N]`.
+        load: `[R]` sums of gain, updated.
+        rank_limit: load up to which a rank takes.
     """
+    by_rank, starts, movable, rank_of = gifts
+    pod_load, pod_other, most, most_other = pods
     ranks = len(load)
     shift = 62
     for index in range(len(gain)):
@@ -65,15 +72,15 @@ def relieve(
             shift -= 1
     ranked = np.argsort(load, kind="mergesort")
     at = 0
-    for giver in range(len(limit)):
-        if pod_load[giver] <= limit[giver]:
+    for giver in range(len(most)):
+        if pod_load[giver] <= most[giver]:
             continue
         donors = ranked[pod[ranked] == giver][::-1]
         given = True
-        while given and pod_load[giver] > limit[giver]:
+        while given and pod_load[giver] > most[giver]:
             given = False
             for rank in donors:
-                surplus = pod_load[giver] - limit[giver]
+                surplus = pod_load[giver] - most[giver]
                 if surplus <= 0:
                     break
                 looked, taker, host = 0, np.int64(-1), np.int64(-1)
@@ -90,7 +97,7 @@ def relieve(
                 room_other = most_other[host] - pod_other[host]
                 chosen, best = np.int64(-1), np.int64(-1)
                 for position in range(starts[rank], starts[rank + 1]):
-                    index = by_home[position]
+                    index = by_rank[position]
                     if not movable[index] or rank_of[index] != rank or gain[index] > room or other[index] > room_other:
                         continue
                     if gain[index] == 0:

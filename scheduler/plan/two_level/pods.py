@@ -14,31 +14,25 @@ import numpy.typing as npt
 
 from ....core.errors import PlanMismatchError
 from .. import bounds
-from ..bins import Bins
-from ..build import build_problem
+from ..assignment import Assignment, finish
+from ..certificate import certify
 from ..config import NO_TOWERS, MediaTowers, PlanConfig, check_int
-from ..describe import describe
-from ..finish import Assignment, finish
-from ..problem import Problem
+from ..limits import (
+    MAX_POD_FAILURES,
+    POD_RANKS,
+    POD_SAMPLES,
+    PODS_GOOD_ENOUGH,
+    PODS_TOO_FAR,
+    SPARE_SLOTS,
+    VERY_LARGE_STEP,
+)
+from ..packs import Packs
+from ..planner import plan_step
+from ..problem import Problem, bound_with_tolerance, build_problem
 from ..result import StepPlan
-from ..solve import attempt, search, solve
-from ..step import plan_step
+from ..search import attempt, search, solve
 from ..table import Ints, SampleTable
-from ..tolerance import loosened
 from .sharing import PodProblem, Pods, Share, assign_to_pods, pod_problem
-
-#: A pod has at least so many ranks and samples where the planner chooses.
-RANKS, SAMPLES = 256, 16_384
-#: Steps of fewer samples than this are planned in one piece: that takes less time than to talk about it.
-VERY_LARGE = 131_072
-#: Numbers of micro-batches that may fail before the step is planned in one piece.
-FAILURES = 3
-#: A plan by pods this near its aim, in thousandths, is not worth another round, with one phase and with several.
-NEAR = (10, 30)
-#: A plan by pods so many thousandths above the bound and the tolerance is given up for one in one piece.
-FAR = 50
-#: Samples for which a rank's part of its pod's plan has room at once: the mean, a sixteenth more, and these.
-SPARE = 4
 
 _NOTHING = np.zeros(0, np.int64)
 
@@ -105,12 +99,12 @@ def plan_in_pods(
     found = solve_in_pods(problem, bound, number, team) if number > 1 else None
     if found is not None and not is_near(problem, bound, found):
         found = None
-    return describe(table, problem, found or solve(problem, bound), bound)
+    return certify(table, problem, found or solve(problem, bound), bound)
 
 
 def planner_for(num_samples: int) -> Callable[..., StepPlan]:
     """The scheduler's planner for a step of so many samples: `plan_in_pods` for a very large one, else `plan_step`."""
-    return plan_in_pods if num_samples >= VERY_LARGE else plan_step
+    return plan_in_pods if num_samples >= VERY_LARGE_STEP else plan_step
 
 
 def num_pods(problem: Problem, wanted: int | None = None) -> int:
@@ -118,18 +112,20 @@ def num_pods(problem: Problem, wanted: int | None = None) -> int:
     if problem.allowed is not None or not len(problem.size):
         return 1
     if wanted is None:
-        wanted = min(problem.num_ranks // RANKS, len(problem.size) // SAMPLES) if len(problem.size) >= VERY_LARGE else 1
+        wanted = (
+            min(problem.num_ranks // POD_RANKS, len(problem.size) // POD_SAMPLES) if len(problem.size) >= VERY_LARGE_STEP else 1
+        )
     return max(1, min(wanted, problem.num_ranks))
 
 
 def is_near(problem: Problem, bound: int, found: Assignment) -> bool:
     """Whether a plan by pods is as good as one may expect; not where pipelines make the bound a loose one anyway."""
     config = problem.config
-    return (config.sync == "step" and config.pipeline_stages > 1) or _is_within(problem, bound, found, FAR)
+    return (config.sync == "step" and config.pipeline_stages > 1) or _is_within(problem, bound, found, PODS_TOO_FAR)
 
 
 def _is_within(problem: Problem, bound: int, found: Assignment, thousandths: int) -> bool:
-    limit = bound if problem.config.movement == "free" else loosened(problem, bound)
+    limit = bound if problem.config.movement == "free" else bound_with_tolerance(problem, bound)
     value = found.value - problem.config.microbatch_cost * found.num_microbatches
     return value <= limit + limit * thousandths // 1000
 
@@ -147,13 +143,13 @@ def solve_in_pods(problem: Problem, bound: int, number: int, team: Team | None =
     """
     pods = Pods.of(problem.node, number)
     whole = PodProblem.of(problem)
-    near = NEAR[problem.num_phases > 1]
+    near = PODS_GOOD_ENOUGH[problem.num_phases > 1]
     pipelines = problem.config.sync == "step" and problem.config.pipeline_stages > 1
     failures, enough = 0, False
 
     def plan(count: int) -> Assignment | None:
         nonlocal failures, enough
-        if failures >= FAILURES or enough:
+        if failures >= MAX_POD_FAILURES or enough:
             return None
         share = assign_to_pods(whole, pods, count, bound)
         found = _planned(whole, pods, share, count, bound, team)
@@ -171,12 +167,12 @@ def _planned(problem: PodProblem, pods: Pods, share: Share, count: int, bound: i
         parts = [_plan_pod(problem, pods, share, pod, count, bound) for pod in range(len(pods))]
     else:
         parts = _gathered(problem, pods, share, count, bound, team)
-    bins = Bins.empty(problem, count, False)
+    packs = Packs.empty(problem, count, False)
     for pod, local in enumerate(parts):
         if local is None:
             return None
-        bins.bin_of[share.samples(pod)] = local + pods.first[pod] * count
-    return finish(problem, bins)
+        packs.bin_of[share.samples(pod)] = local + pods.first[pod] * count
+    return finish(problem, packs)
 
 
 def _plan_pod(problem: PodProblem, pods: Pods, share: Share, pod: int, count: int, bound: int) -> Ints | None:
@@ -210,7 +206,7 @@ def _exchanged(
     How much is gathered first follows from what ranks know to be equal, so that those that disagree find out.
     """
     usual = -(-len(problem.size) // problem.num_ranks)
-    slots = usual + usual // 16 + SPARE
+    slots = usual + usual // 16 + SPARE_SLOTS
     row = np.zeros(4 + max(slots, most), "<i4")
     row[:2] = _digest(np.array([count]), share.starts, share.order)
     if own is not None:

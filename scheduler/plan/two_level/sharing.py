@@ -1,32 +1,26 @@
 """The coarse level of a plan by pods: which pod plans which sample. Every rank computes it, in O(N), in integers.
 
-Only orders by a quotient (cost per token, cost over the phase's sum) compare floats: see `problem.LIMIT`.
+Only orders by a quotient (cost per token, cost over the phase's sum) compare floats: see `limits.MAX_SUM`.
 """
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from .. import kernels, tally
-from ..free import free_microbatch
-from ..integers import portion, scaled
-from ..problem import LIMIT, Problem
-from ..table import Ints
-from ..tolerance import loosened
+from ..integers import floor_scale, scaled
+from ..kernels import scan
+from ..kernels.jit import Gifts, PodLoads
+from ..limits import (
+    LEVEL_SLOPE,
+    MAX_SUM,
+    MINIATURE_RANKS,
+    POD_LOAD_SHARE,
+    POD_PAIRS_PER_SAMPLE,
+    POD_TOKEN_SHARE,
+)
+from ..problem import Problem, bound_with_tolerance
+from ..solvers.free import free_microbatch
+from ..table import Bools, Ints
 from . import pod_kernels
-
-Bools = npt.NDArray[np.bool_]
-
-#: Most load of a pod: its mean and, in hundredths, this part of what the tolerance allows a rank above it.
-ROOM = {"step": 50, "microbatch": 0}
-#: Most tokens of a pod, in hundredths: this part of the way from what the mean pod holds to what fits.
-FILL = 50
-#: Levels of micro-batches fall by so many hundredths from the middle to either end: like meets like, costliest first.
-SLOPE = 1
-#: A miniature of the step has at least so many ranks.
-MINIATURE = 128
-#: Pairs of samples that one call of `kernels.refine` looks at, per sample: the time of one rank is the time of all.
-WORK_PER_SAMPLE = 60
 
 
 class PodProblem(Problem, frozen=True, kw_only=True, eq=False, dict=True):
@@ -53,7 +47,7 @@ class PodProblem(Problem, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def work(self) -> int:
-        return WORK_PER_SAMPLE * len(self.size)
+        return POD_PAIRS_PER_SAMPLE * len(self.size)
 
     @property
     def media_elsewhere(self) -> int:
@@ -140,7 +134,7 @@ def assign_to_pods(problem: PodProblem, pods: Pods, count: int, bound: int) -> S
     else:
         rank_of = _relieve(problem, pods, count, bound, floor)
         pod_of = pods.pod[rank_of]
-    order, starts = kernels.group(pod_of, len(pods))
+    order, starts = scan.group(pod_of, len(pods))
     return Share(order=order, starts=starts, rank_of=rank_of, floor=floor, level=level)
 
 
@@ -180,8 +174,8 @@ def floors(problem: Problem, count: int) -> tuple[Ints, int]:
         found.append(heaviest)
         # Packs reach what they may cost only where the capacity holds that much.
         room = np.array([len(found) * ranks * problem.capacity])
-        density = tally.densities(problem.weight, problem.size)
-        most = tally.knapsacks(problem.weight, problem.size, density, density.view(np.int64), room)
+        density = scan.densities(problem.weight, problem.size)
+        most = scan.knapsacks(problem.weight, problem.size, density, density.view(np.int64), room)
         rest = max(total - min(sum(found) * ranks, int(most[0])), 0)
     return np.array(found, np.int64).reshape(-1, 1), rest
 
@@ -189,27 +183,27 @@ def floors(problem: Problem, count: int) -> tuple[Ints, int]:
 def _levels(problem: Problem, floor: Ints, rest: int, count: int, bound: int) -> Ints:
     """`[M, 1]` what micro-batches may cost so that all together end at the limit: the rest is nearly even."""
     others = count - len(floor)
-    mean = max(-(-rest // (problem.num_ranks * others)), (loosened(problem, bound) - int(floor.sum())) // others)
+    mean = max(-(-rest // (problem.num_ranks * others)), (bound_with_tolerance(problem, bound) - int(floor.sum())) // others)
     steps = max(others - 1, 1)
-    level = [mean + mean * SLOPE * (others - 1 - 2 * index) // (100 * steps) for index in range(others)]
+    level = [mean + mean * LEVEL_SLOPE * (others - 1 - 2 * index) // (100 * steps) for index in range(others)]
     return np.concatenate([floor, np.array(level, np.int64)[:, None]])
 
 
 def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
     """`[M, K]` what micro-batches cost in a plan of a miniature of the step; None where there is none."""
-    every = max(problem.num_ranks // MINIATURE, 1)
+    every = max(problem.num_ranks // MINIATURE_RANKS, 1)
     small = msgspec.structs.replace(
         problem.subset(problem.by_share[::every]),
         num_ranks=-(-problem.num_ranks // every),
         config=msgspec.structs.replace(problem.config, movement="free"),
         node=problem.node[: -(-problem.num_ranks // every)],
     )
-    bins = free_microbatch(small, count, False, bound)
-    if bins is None:
+    packs = free_microbatch(small, count, False, bound)
+    if packs is None:
         return None
-    level = bins.loads(small).reshape(small.num_ranks, count, -1).max(axis=0)
+    level = packs.loads(small).reshape(small.num_ranks, count, -1).max(axis=0)
     level = level[np.argsort(-level.sum(axis=1), kind="stable")]
-    limit = loosened(problem, bound)
+    limit = bound_with_tolerance(problem, bound)
     spare = max(limit - int(level.sum()), 0)
     profile: Ints = level + scaled(level, spare, max(int(level.sum()), 1))
     return profile
@@ -235,29 +229,31 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
         _share_heads(problem, pods, rank_of, movable, problem.by_weight[: problem.num_ranks])
     ranks, sizes = problem.num_ranks, pods.sizes
     mean = -(-int(problem.weight.sum()) // ranks)
-    above = loosened(problem, bound) - mean if problem.config.sync == "step" else portion(mean, problem.config.tolerance)
-    limit = _most(sizes, mean, above, ROOM[problem.config.sync])
+    above = (
+        bound_with_tolerance(problem, bound) - mean
+        if problem.config.sync == "step"
+        else floor_scale(mean, problem.config.tolerance)
+    )
+    limit = _most(sizes, mean, above, POD_LOAD_SHARE[problem.config.sync])
     fits = count * problem.capacity
     tokens = -(-int(problem.size.sum()) // ranks)
-    most_tokens = _most(sizes, tokens, max(fits - tokens, 0), FILL)
+    most_tokens = _most(sizes, tokens, max(fits - tokens, 0), POD_TOKEN_SHARE)
     for gain, other, most, most_other, rank_limit in (
         (problem.size, problem.weight, most_tokens, limit, fits),
         (problem.weight, problem.size, limit, most_tokens, mean + max(above, 0)),
     ):
-        load, load_other = tally.sums(rank_of, gain, ranks), tally.sums(rank_of, other, ranks)
+        load, load_other = scan.sums(rank_of, gain, ranks), scan.sums(rank_of, other, ranks)
         pod_load, pod_other = np.add.reduceat(load, pods.first[:-1]), np.add.reduceat(load_other, pods.first[:-1])
         if (pod_load > most).any():
-            by_home, starts = kernels.group(rank_of, ranks)
-            pod_kernels.relieve(
-                pods.pod, by_home, starts, gain, other, problem.nbytes, movable, load, pod_load, pod_other, most, most,
-                most_other, rank_limit, rank_of,
-            )  # fmt: skip
+            by_home, starts = scan.group(rank_of, ranks)
+            gifts, loads = Gifts(by_home, starts, movable, rank_of), PodLoads(pod_load, pod_other, most, most_other)
+            pod_kernels.relieve(pods.pod, gifts, gain, other, problem.nbytes, load, loads, rank_limit)
     return rank_of
 
 
 def _most(sizes: Ints, mean: int, above: int, hundredths: int) -> Ints:
     """`[P]` most that pods may hold: the mean rank's, and a part of what a rank may hold above it."""
-    return np.array([min(size * mean + size * above * hundredths // 100, LIMIT) for size in sizes.tolist()], np.int64)
+    return np.array([min(size * mean + size * above * hundredths // 100, MAX_SUM) for size in sizes.tolist()], np.int64)
 
 
 def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Bools, heads: Ints) -> None:
@@ -270,11 +266,11 @@ def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Bools, he
     surplus = np.maximum(held - pods.sizes, 0)
     movers = by_bytes[~alone][::-1]
     # The first `surplus` of each pod go.
-    order, starts = kernels.group(pods.pod[problem.home[movers]], len(pods))
+    order, starts = scan.group(pods.pod[problem.home[movers]], len(pods))
     place = np.arange(len(movers)) - starts[pods.pod[problem.home[movers[order]]]]
     movers = movers[order][place < surplus[pods.pod[problem.home[movers[order]]]]]
     without = np.setdiff1d(np.arange(problem.num_ranks), problem.home[heads])
-    order, starts = kernels.group(pods.pod[without], len(pods))
+    order, starts = scan.group(pods.pod[without], len(pods))
     place = np.arange(len(without)) - starts[pods.pod[without[order]]]
     takers = without[order][place < np.maximum(pods.sizes - held, 0)[pods.pod[without[order]]]]
     number = min(len(movers), len(takers))

@@ -6,8 +6,7 @@ import numpy as np
 
 from ....core import differences
 from ...config import SchedulerConfig
-from ...plan import StepPlan, plan_step
-from ...plan.describe import CODE_VERSION
+from ...plan import CODE_VERSION, StepPlan, plan_step
 from ...stages.planning import plan_lists
 from ..advice.what_if import Steps
 from .header import RunHeader

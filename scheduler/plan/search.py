@@ -9,28 +9,23 @@ import numpy as np
 from ...core import round_up
 from ...core.errors import InfeasiblePlanError
 from . import bounds
-from .bins import Bins
-from .finish import Assignment, finish
-from .free import NEAR, fit, free_microbatch, free_step
-from .minimal_microbatch import homeward_microbatch, minimal_microbatch
-from .minimal_step import minimal_step
-from .problem import Problem
-from .tolerance import almost, loosened
+from .assignment import Assignment, finish
+from .limits import (
+    FAR_ABOVE_TOLERANCE,
+    FEW_BYTES_COUNTS,
+    GOOD_GAP,
+    GOOD_GAP_LARGE,
+    MAX_COUNTS,
+    MAX_HOMEWARD_COUNTS,
+    MAX_SEARCH,
+)
+from .packs import Packs
+from .problem import Problem, bound_with_tolerance, limit_plus_slack
+from .solvers.free import fit, free_microbatch, free_step
+from .solvers.minimal_microbatch import homeward_microbatch, minimal_microbatch
+from .solvers.minimal_step import minimal_step
 
-#: The same for large steps, where another number costs more time than it saves.
-NEAR_WHEN_LARGE = 0.01
-#: A plan that moves at most so many times the bytes that it must is not worth another number of micro-batches.
-FEW_BYTES = 1.4
-#: Most numbers of micro-batches that are solved in full once one was found to work.
-MORE = 4
-#: A plan that misses the limit by more than this part of the tolerance is worth giving up homes for, and the numbers of
-#: micro-batches tried then.
-FAR, HOMEWARD = 0.4, 3
-#: Up to so many samples times counts, a pipeline's search tries every number of micro-batches.
-SMALL_SEARCH = 20_000
-
-
-Builder = Callable[[Problem, int, bool, int], Bins | None]
+Builder = Callable[[Problem, int, bool, int], Packs | None]
 
 
 def solve(problem: Problem, bound: int) -> Assignment:
@@ -49,9 +44,9 @@ def solve(problem: Problem, bound: int) -> Assignment:
     best = search(problem, bound, lambda count: attempt(problem, count, bound))
     if _needs_other_homes(problem, best, bound):
         # Homes ask for more room in the packs than a plan that ignores them.
-        first = 0 if best is None else best.num_microbatches - HOMEWARD * config.microbatch_multiple
+        first = 0 if best is None else best.num_microbatches - MAX_HOMEWARD_COUNTS * config.microbatch_multiple
         counts = itertools.dropwhile(lambda count: count < first, _counts(problem))
-        for count in itertools.islice(counts, 1 if problem.is_large else HOMEWARD):
+        for count in itertools.islice(counts, 1 if problem.is_large else MAX_HOMEWARD_COUNTS):
             best = _better(problem, bound, best, attempt(problem, count, bound, homeward_microbatch))
     if best is None:
         raise InfeasiblePlanError(
@@ -69,7 +64,7 @@ def search(problem: Problem, bound: int, plan: Callable[[int], Assignment | None
         best = _better(problem, bound, best, plan(count))
     tried = 0
     for count in _counts(problem) if best is None else ():
-        if best is not None and (tried >= MORE or _settled(problem, best, bound, count)):
+        if best is not None and (tried >= MAX_COUNTS or _settled(problem, best, bound, count)):
             break
         best = _better(problem, bound, best, plan(count))
         tried += best is not None
@@ -81,26 +76,26 @@ def _needs_other_homes(problem: Problem, best: Assignment | None, bound: int) ->
     config = problem.config
     if config.movement == "free" or config.sync == "step" or problem.allowed is not None:
         return False
-    limit = loosened(problem, bound)
+    limit = bound_with_tolerance(problem, bound)
     return best is None or best.value - config.microbatch_cost * best.num_microbatches > limit + int(
-        limit * config.tolerance * FAR
+        limit * config.tolerance * FAR_ABOVE_TOLERANCE
     )
 
 
 def _better(problem: Problem, bound: int, best: Assignment | None, found: Assignment | None) -> Assignment | None:
     if found is None or best is None:
         return found or best
-    return best if _merit(problem, bound, best) <= _merit(problem, bound, found) else found
+    return best if _score(problem, bound, best) <= _score(problem, bound, found) else found
 
 
-def _merit(problem: Problem, bound: int, found: Assignment) -> tuple[int, ...]:
+def _score(problem: Problem, bound: int, found: Assignment) -> tuple[int, ...]:
     """Smaller is better: the objective; with minimal movement, bytes once it is within the tolerance."""
     config = problem.config
     if config.movement == "free":
-        return found.merit
-    limit = almost(problem, loosened(problem, bound)) + config.microbatch_cost * _fewest(problem)
+        return found.score
+    limit = limit_plus_slack(problem, bound_with_tolerance(problem, bound)) + config.microbatch_cost * _fewest(problem)
     moved = int(problem.nbytes[found.rank != problem.home].sum())
-    return max(found.value, limit), moved, *found.merit
+    return max(found.value, limit), moved, *found.score
 
 
 def _fewest(problem: Problem) -> int:
@@ -115,7 +110,7 @@ def _promising(problem: Problem) -> list[int]:
         return []
     fewest = _fewest(problem)
     counts = range(fewest, max(fewest, 4 * config.pipeline_stages) + 1, config.microbatch_multiple)
-    if len(counts) * len(problem.size) <= SMALL_SEARCH:
+    if len(counts) * len(problem.size) <= MAX_SEARCH:
         return list(counts)
     mean = int(problem.weight.sum()) // problem.num_ranks
     heavy = int(np.quantile(problem.weight, 0.99))
@@ -123,7 +118,7 @@ def _promising(problem: Problem) -> list[int]:
     def guess(count: int) -> int:
         return (config.pipeline_stages - 1) * max(mean // count, heavy) + config.microbatch_cost * count
 
-    return sorted({*sorted(counts, key=guess)[: MORE - 1], fewest})
+    return sorted({*sorted(counts, key=guess)[: MAX_COUNTS - 1], fewest})
 
 
 def _counts(problem: Problem) -> Iterator[int]:
@@ -140,9 +135,9 @@ def _counts(problem: Problem) -> Iterator[int]:
 def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool:
     """Whether a plan with `count` micro-batches or more is not worth a try."""
     config = problem.config
-    near = NEAR if config.movement == "free" else config.tolerance
+    near = GOOD_GAP if config.movement == "free" else config.tolerance
     if problem.is_large:
-        near = max(near, NEAR_WHEN_LARGE)
+        near = max(near, GOOD_GAP_LARGE)
     value = best.value - config.microbatch_cost * best.num_microbatches
     if bound + config.microbatch_cost * count >= best.value:
         return True
@@ -152,7 +147,7 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
         return True
     # More room in the packs may leave more samples at home.
     moved = int(problem.nbytes[best.rank != problem.home].sum())
-    return moved <= FEW_BYTES * bounds.moved_bytes(problem, loosened(problem, bound), best.num_microbatches)
+    return moved <= FEW_BYTES_COUNTS * bounds.moved_bytes(problem, bound_with_tolerance(problem, bound), best.num_microbatches)
 
 
 def _fixed(problem: Problem, bound: int, count: int) -> Assignment:
@@ -171,9 +166,9 @@ def _fixed(problem: Problem, bound: int, count: int) -> Assignment:
 def _drop(problem: Problem, bound: int, count: int) -> Assignment | None:
     """Keep what first fit by tokens places, largest first; with room for dummies where they are needed."""
     for reserve in (False, True):
-        bins = Bins.empty(problem, count, reserve)
-        fit(problem, bins, problem.by_size)
-        kept = np.flatnonzero(bins.bin_of >= 0)
+        packs = Packs.empty(problem, count, reserve)
+        fit(problem, packs, problem.by_size)
+        kept = np.flatnonzero(packs.bin_of >= 0)
         part = problem.subset(kept)
         found = attempt(part, count, min(bound, bounds.objective(part)))
         if found is not None:
@@ -189,8 +184,8 @@ def attempt(problem: Problem, count: int, bound: int, build: Builder | None = No
     build = build or ((free_step if step else free_microbatch) if free else minimal_step if step else minimal_microbatch)
     flags = problem.trained if step else problem.modalities
     for reserve in (False, True) if flags else (False,):
-        bins = build(problem, count, reserve, bound)
-        found = None if bins is None else finish(problem, bins)
+        packs = build(problem, count, reserve, bound)
+        found = None if packs is None else finish(problem, packs)
         if found is not None:
             return found
     # A part alone cannot say which micro-batch carries what on all ranks.
@@ -199,7 +194,7 @@ def attempt(problem: Problem, count: int, bound: int, build: Builder | None = No
 
 def _segregate(problem: Problem, count: int) -> Assignment | None:
     """Micro-batches of one set of media each: dummies only fill packs that are empty. The last resort."""
-    whole = Bins.empty(problem, count, False)
+    whole = Packs.empty(problem, count, False)
     free = problem.config.movement == "free" and problem.allowed is None
     build = free_microbatch if free else minimal_microbatch
     used = 0
@@ -208,9 +203,9 @@ def _segregate(problem: Problem, count: int) -> Assignment | None:
         part = problem.subset(index)
         bound, need = bounds.objective(part), bounds.fewest_microbatches(part)
         while used + need <= count:
-            bins = build(part, need, False, bound)
-            if bins is not None:
-                whole.bin_of[index] = bins.bin_of // need * count + bins.bin_of % need + used
+            packs = build(part, need, False, bound)
+            if packs is not None:
+                whole.bin_of[index] = packs.bin_of // need * count + packs.bin_of % need + used
                 break
             need += 1
         used += need

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from evenpack.scheduler.plan import tally
+from evenpack.scheduler.plan.kernels import scan
 
 
 def samples(seed: int, count: int):
@@ -18,13 +18,13 @@ def samples(seed: int, count: int):
 def test_pack_sums(seed):
     rng, size, weight = samples(seed, 30)
     packs, media = rng.integers(-1, 6, 30), rng.integers(0, 8, 30)
-    costs, sizes, counts, flags = tally.pack_sums(packs, size, np.stack([weight, size], 1), media, 6)
+    costs, sizes, counts, flags = scan.pack_sums(packs, size, np.stack([weight, size], 1), media, 6)
     for pack in range(6):
         members = np.flatnonzero(packs == pack)
         assert costs[pack].tolist() == [weight[members].sum(), size[members].sum()]
         assert (sizes[pack], counts[pack]) == (size[members].sum(), len(members))
         assert flags[pack] == np.bitwise_or.reduce(media[members], initial=0)
-    assert tally.sums(packs, size, 6).tolist() == sizes.tolist()
+    assert scan.sums(packs, size, 6).tolist() == sizes.tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -32,7 +32,7 @@ def test_moves(seed):
     rng, size, _ = samples(seed, 30)
     source, target = rng.integers(0, 4, 30), rng.integers(-1, 4, 30)
     moved = [(a, b, n) for a, b, n in zip(source, target, size, strict=True) if b not in (-1, a)]
-    assert tally.moves(source, target, size, 4) == (len({(a, b) for a, b, _ in moved}), sum(n for _, _, n in moved))
+    assert scan.moves(source, target, size, 4) == (len({(a, b) for a, b, _ in moved}), sum(n for _, _, n in moved))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -45,7 +45,7 @@ def test_packs_that_any_packing_needs(seed):
         small = (size >= threshold) & (size <= capacity // 2)
         rest = size[small].sum() - (medium.sum() * capacity - size[medium].sum())
         bounds.append(alone.sum() + medium.sum() + max(0, -(-rest // capacity)))
-    assert tally.most_packs(np.sort(size), capacity) == max(bounds)
+    assert scan.most_packs(np.sort(size), capacity) == max(bounds)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -58,7 +58,7 @@ def test_stairs(seed):
         first = size[order[:number]]
         packs = max(-(-first.sum() // capacity), (2 * first > capacity).sum(), -(-number // limit))
         expected += [int(weight[order[number - 1]])] * (-(-packs // ranks) - len(expected))
-    assert tally.stairs(weight, size, order, ranks, capacity, limit).tolist() == expected
+    assert scan.stairs(weight, size, order, ranks, capacity, limit).tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -66,7 +66,7 @@ def test_knapsacks_are_never_below_the_exact_value_and_hardly_above(seed):
     rng, size, weight = samples(seed, 30)
     rooms = np.sort(rng.integers(0, int(size.sum()) + 10, 5))
     density = weight / size
-    found = tally.knapsacks(weight, size, density, density.view(np.int64), rooms)
+    found = scan.knapsacks(weight, size, density, density.view(np.int64), rooms)
     for room, value in zip(rooms, found, strict=True):
         exact, rest = Fraction(0), int(room)
         for index in sorted(range(30), key=lambda i: Fraction(int(weight[i]), int(size[i])), reverse=True):

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from ...core import round_up
-from . import bounds, kernels, media, tally
-from .finish import Assignment, evaluate
-from .problem import Problem
+from . import bounds
+from .assignment import Assignment, check_known, evaluate, occupied
+from .kernels import scan
+from .problem import Problem, bound_with_tolerance
 from .result import StepPlan
 from .table import Ints, SampleTable, as_ints
-from .tolerance import loosened
 
 
 def _code_version() -> str:
@@ -25,28 +25,28 @@ def _code_version() -> str:
 CODE_VERSION = _code_version()
 
 
-def describe(table: SampleTable, problem: Problem, found: Assignment, bound: int) -> StepPlan:
+def certify(table: SampleTable, problem: Problem, found: Assignment, bound: int) -> StepPlan:
     """Complete the plan of an assignment; `bound` is `bounds.objective(problem)`."""
     ranks, count = problem.num_ranks, found.num_microbatches
     packs = np.where(found.rank < 0, -1, found.rank * count + found.microbatch)
-    costs, sizes, counts, _ = tally.pack_sums(packs, problem.size, problem.cost, problem.media, ranks * count)
+    costs, sizes, counts, _ = scan.pack_sums(packs, problem.size, problem.cost, problem.media, ranks * count)
     counts, dummies = counts.reshape(ranks, count), found.dummies
-    media.check_known(problem, dummies)
-    padded, _ = media.occupied(problem, sizes.reshape(ranks, count), counts, dummies)
+    check_known(problem, dummies)
+    padded, _ = occupied(problem, sizes.reshape(ranks, count), counts, dummies)
     cost = costs.reshape(ranks, count, -1) + problem.dummy_cost[dummies]
     value, imbalance = evaluate(problem, cost)
     assert value == found.value, "the plan is not what the solver meant"
     rank, microbatch = (_spread(values, problem.kept, len(table)) for values in (found.rank, found.microbatch))
     real, whole = as_ints(table.tokens, copy=False), len(problem.kept) == len(table)
-    tokens = tally.sums(packs, real if whole else real[problem.kept], ranks * count).reshape(ranks, count)
+    tokens = scan.sums(packs, real if whole else real[problem.kept], ranks * count).reshape(ranks, count)
     digest = _digest(packs, problem.kept, len(table), dummies)
-    num_pairs, moved_bytes = tally.moves(problem.home, found.rank, problem.nbytes, ranks)
-    order, starts = kernels.group(packs + 1, ranks * count + 1)  # what is left over comes first
+    num_pairs, moved_bytes = scan.moves(problem.home, found.rank, problem.nbytes, ranks)
+    order, starts = scan.group(packs + 1, ranks * count + 1)  # what is left over comes first
     order, starts = (order if whole else problem.kept[order])[starts[1] :], starts[1:] - starts[1]
     if len(order) < len(problem.kept):
         problem = problem.subset(found.rank >= 0)
         bound = bounds.objective(problem)
-    lower_bound, limit = _certify(problem, found, bound)
+    lower_bound, limit = _lower_bound(problem, found, bound)
     plan = StepPlan(
         rank=rank,
         microbatch=microbatch,
@@ -81,7 +81,7 @@ def _spread(values: Ints, kept: Ints, count: int) -> Ints:
     return out
 
 
-def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]:
+def _lower_bound(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]:
     """Lower bound of the objective, and the most load that a rank has in any plan this good with the same M."""
     config, count = problem.config, found.num_microbatches
     counts = range(count, count + 1)
@@ -90,10 +90,10 @@ def _certify(problem: Problem, found: Assignment, bound: int) -> tuple[int, int]
         fewest = round_up(bounds.fewest_microbatches(problem), multiple)
         counts = range(fewest, max(count, 4 * config.pipeline_stages) + 1, multiple)
     lower_bound = bounds.with_terms(problem, bound, counts)
-    limit = max(loosened(problem, bound), found.value - config.microbatch_cost * count)
+    limit = max(bound_with_tolerance(problem, bound), found.value - config.microbatch_cost * count)
     if config.sync == "step" and config.pipeline_stages > 1:
         # The largest micro-batch is at least the mean of M.
-        limit = max(limit, loosened(problem, lower_bound)) * count // (count + config.pipeline_stages - 1)
+        limit = max(limit, bound_with_tolerance(problem, lower_bound)) * count // (count + config.pipeline_stages - 1)
     return lower_bound, limit
 
 

@@ -3,19 +3,13 @@
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
-from . import kernels
+from ..kernels import fill, scan
+from ..kernels.jit import Gifts, RankLoads
+from ..limits import HEAVY_PER_RANK, MAX_FORCED_RANKS, MAX_FORCED_ROUNDS
+from ..problem import Problem
+from ..table import Bools, Ints
 from .free import usual_rate
-from .problem import Problem
-from .table import Ints
-
-#: A sample is heavy if fewer than so many of its weight fill a rank.
-HEAVY = 4
-#: Times that ranks which no other can relieve give by force, and how many of them each time.
-FORCED, FORCED_RANKS = 4, 64
-
-Bools = npt.NDArray[np.bool_]
 
 
 def balanced(problem: Problem, limit: int, count: int) -> Ints:
@@ -37,27 +31,18 @@ def balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bo
     ranks = problem.num_ranks
     some = np.arange(len(rank_of)) if some is None else some
     home = rank_of[some]
-    order, starts = kernels.group(home, ranks)
+    order, starts = scan.group(home, ranks)
     # A sample that left home already is another rank's to send: with fixed peers it stays.
     movable = movable if problem.allowed is None else movable & (rank_of == problem.home)
-    return int(
-        kernels.balance(
-            starts,
-            some[order],
-            problem.weight,
-            problem.size,
-            problem.nbytes,
-            movable,
-            np.bincount(home, problem.weight[some], minlength=ranks).astype(np.int64),
-            np.bincount(home, problem.size[some], minlength=ranks).astype(np.int64),
-            limit,
-            count * problem.capacity,
-            usual_rate(problem, problem.weight),
-            problem.node,
-            problem.allowed_or_any,
-            rank_of,
-        )
+    loads = RankLoads(
+        np.bincount(home, problem.weight[some], minlength=ranks).astype(np.int64),
+        np.bincount(home, problem.size[some], minlength=ranks).astype(np.int64),
+        limit,
+        count * problem.capacity,
     )
+    gifts = Gifts(some[order], starts, movable, rank_of)
+    rate = usual_rate(problem, problem.weight)
+    return int(fill.balance(problem.items, gifts, loads, rate, problem.node, problem.allowed_or_any))
 
 
 def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
@@ -66,7 +51,7 @@ def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
     A rank with a surplus asks for one with as much of a deficit; for heavy samples there may be none, while every rank still
     has all its light ones. False where no rank has too many.
     """
-    heavy = np.flatnonzero(problem.weight > limit // HEAVY)
+    heavy = np.flatnonzero(problem.weight > limit // HEAVY_PER_RANK)
     load = np.bincount(rank_of[heavy], problem.weight[heavy], minlength=problem.num_ranks).astype(np.int64)
     if problem.allowed is not None or not (load > limit).any():
         return False
@@ -90,12 +75,12 @@ def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
 def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -> None:
     """`balance`; a rank that no other can relieve gives a heavy sample to one with little, which then gives in turn."""
     movable = np.ones(len(rank_of), np.bool_)
-    for _ in range(FORCED):
+    for _ in range(MAX_FORCED_ROUNDS):
         if not balance(problem, rank_of, limit, count, movable) or problem.allowed is not None:
             return
         load = np.bincount(rank_of, problem.weight, minlength=problem.num_ranks).astype(np.int64)
         takers = np.argsort(load, kind="stable")
-        for rank, taker in zip(takers[::-1][:FORCED_RANKS], takers, strict=False):
+        for rank, taker in zip(takers[::-1][:MAX_FORCED_RANKS], takers, strict=False):
             surplus = load[rank] - limit
             if surplus <= 0 or load[taker] > limit:
                 break

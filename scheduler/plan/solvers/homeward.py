@@ -4,25 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from .bins import Bins
-from .homeward_kernels import return_home
-from .integers import scaled
-from .problem import Problem
-from .table import Ints
-
-#: Times that all samples away from home are looked at.
-PASSES = 3
+from ..integers import scaled
+from ..kernels import swap
+from ..limits import MAX_HOMEWARD_PASSES
+from ..packs import Packs
+from ..problem import Problem
+from ..table import Ints
 
 
-def packs_to_homes(problem: Problem, bins: Bins) -> None:
+def packs_to_homes(problem: Problem, packs: Packs) -> None:
     """Deal the packs of every index out to ranks anew, each to a rank that brought much of it.
 
     Which rank computes a pack does not matter at micro-batch sync. Greedy, most bytes first, so at least half of what the
     best matching keeps.
     """
-    ranks, count = problem.num_ranks, bins.count
+    ranks, count = problem.num_ranks, packs.count
     # One row per (index, pack, home), with the bytes that stay if the pack goes to that home.
-    key = bins.bin_of * ranks + problem.home
+    key = packs.bin_of * ranks + problem.home
     pairs, inverse = np.unique(key, return_inverse=True)
     kept = np.bincount(inverse, problem.nbytes)
     rank_of = np.full(ranks * count, -1, np.int64)
@@ -33,31 +31,28 @@ def packs_to_homes(problem: Problem, bins: Bins) -> None:
         if rank_of[pack] < 0 and not taken[index, home]:
             rank_of[pack], taken[index, home] = home, True
     for index in range(count):
-        packs = np.arange(index, ranks * count, count)
-        packs = packs[rank_of[packs] < 0]
-        rank_of[packs] = np.flatnonzero(~taken[index])
-    bins.relabel(rank_of * count + np.arange(ranks * count) % count)
+        free = np.arange(index, ranks * count, count)
+        free = free[rank_of[free] < 0]
+        rank_of[free] = np.flatnonzero(~taken[index])
+    packs.relabel(rank_of * count + np.arange(ranks * count) % count)
 
 
-def bring_home(problem: Problem, bins: Bins, limit: int) -> None:
+def bring_home(problem: Problem, packs: Packs, limit: int) -> None:
     """Move samples home, or exchange them with others of like cost, as long as the sum of the largest stays within `limit`.
 
     A sum that lies above the limit already does not grow.
     """
-    ranks, count = problem.num_ranks, bins.count
-    load = bins.loads(problem)
+    ranks, count = problem.num_ranks, packs.count
+    load = packs.loads(problem)
     largest = load.reshape(ranks, count, -1).max(axis=0)
     spare = max(limit - int(largest.sum()), 0)
     goals = largest + scaled(largest, spare, max(int(largest.sum()), 1))
-    away = np.flatnonzero(bins.bin_of // count != problem.home)
+    away = np.flatnonzero(packs.bin_of // count != problem.home)
     heavy_first: Any = away[np.argsort(-problem.nbytes[away], kind="stable")]
-    return_home(
-        heavy_first, problem.cost, problem.size, problem.nbytes, problem.home, problem.media, load, goals, bins.room,
-        bins.places, bins.bin_of, count, PASSES,
-    )  # fmt: skip
+    swap.return_home(heavy_first, problem.items, problem.media, packs.bins, load, goals, count, MAX_HOMEWARD_PASSES)
 
 
-def moved(problem: Problem, bins: Bins) -> int:
+def moved(problem: Problem, packs: Packs) -> int:
     """Bytes that these packs move."""
-    where: Ints = bins.bin_of // bins.count
+    where: Ints = packs.bin_of // packs.count
     return int(problem.nbytes[where != problem.home].sum())

@@ -4,11 +4,38 @@
 import numpy as np
 import numpy.typing as npt
 
-from .kernels import _jit
-from .table import Ints
+from ..table import Ints
+from .jit import compiled
 
 
-@_jit
+@compiled
+def group(keys, num_keys):
+    """Stable order of `keys` (`[n]`, from 0 to `num_keys` - 1) and where each key starts in it (`[num_keys + 1]`)."""
+    starts = np.zeros(num_keys + 1, np.int64)
+    for key in keys:
+        starts[key + 1] += 1
+    for key in range(num_keys):
+        starts[key + 1] += starts[key]
+    following = starts.copy()
+    order = np.empty(len(keys), np.int64)
+    for index in range(len(keys)):
+        order[following[keys[index]]] = index
+        following[keys[index]] += 1
+    return order, starts
+
+
+@compiled
+def heaviest(cost, bin_of, count):
+    """`[M, K]` largest cost of a sample in each micro-batch."""
+    out = np.zeros((count, cost.shape[1]), np.int64)
+    for index in range(len(bin_of)):
+        if bin_of[index] >= 0:
+            for k in range(cost.shape[1]):
+                out[bin_of[index] % count, k] = max(out[bin_of[index] % count, k], cost[index, k])
+    return out
+
+
+@compiled
 def pack_sums(packs, size, cost, media, num_packs):
     """Sums of each pack; samples with pack -1 count nowhere.
 
@@ -32,7 +59,7 @@ def pack_sums(packs, size, cost, media, num_packs):
     return costs, sizes, counts, flags
 
 
-@_jit
+@compiled
 def sums(keys, values, num_keys):
     """`[num_keys]` sums of `values` by key; keys of -1 count nowhere."""
     out = np.zeros(num_keys, np.int64)
@@ -42,7 +69,7 @@ def sums(keys, values, num_keys):
     return out
 
 
-@_jit
+@compiled
 def moves(source, target, nbytes, num_ranks):
     """Number of different (source, target) with source != target, and their bytes; -1 in `target` counts nowhere."""
     starts = np.zeros(num_ranks + 1, np.int64)
@@ -69,7 +96,7 @@ def moves(source, target, nbytes, num_ranks):
     return pairs, moved
 
 
-@_jit
+@compiled
 def most_packs(ordered, capacity):
     """Largest, over all thresholds t, of the packs that Martello and Toth's L2 asks for; `ordered` is ascending."""
     count = len(ordered)
@@ -102,7 +129,7 @@ def most_packs(ordered, capacity):
     return most
 
 
-@_jit
+@compiled
 def stairs(weight, size, order, num_ranks, capacity, limit):
     """`[m]` of `bounds.staircase`: samples in `order`, heaviest first."""
     out = np.empty(len(order), np.int64)
@@ -128,7 +155,7 @@ def densities(weight: Ints, size: Ints) -> npt.NDArray[np.float64]:
     return found
 
 
-@_jit
+@compiled
 def knapsacks(weight, size, density, bits, rooms):
     """`[len(rooms)]` most work that each room can hold, fractions of a sample allowed, rounded up with one to spare.
 
@@ -175,4 +202,34 @@ def knapsacks(weight, size, density, bits, rooms):
                 break
             rest -= size[index]
             out[r] += weight[index]
+    return out
+
+
+@compiled
+def surplus_bytes(by_rank, starts, gain, nbytes, surplus):
+    """`[R]` least bytes with which each rank gets rid of its surplus, fractions of a sample allowed.
+
+    Args:
+        by_rank: `[N]` samples, rank after rank; starts: `[R + 1]`.
+        gain: `[N]` what the rank loses of its surplus when the sample leaves.
+        surplus: `[R]`; nothing to do where it is not positive.
+    """
+    out = np.zeros(len(surplus), np.int64)
+    for rank in range(len(surplus)):
+        rest = surplus[rank]
+        if rest <= 0:
+            continue
+        items = by_rank[starts[rank] : starts[rank + 1]]
+        density = np.empty(len(items), np.float64)
+        for i in range(len(items)):
+            density[i] = -gain[items[i]] / max(nbytes[items[i]], 1)
+        for i in np.argsort(density, kind="mergesort"):
+            index = items[i]
+            if gain[index] >= rest:
+                # Rounded down, with one byte to spare for the division: a bound must not be too high.
+                if gain[index] > 0:
+                    out[rank] += max(np.int64(nbytes[index] * (rest / gain[index])) - 1, 0)
+                break
+            rest -= gain[index]
+            out[rank] += nbytes[index]
     return out

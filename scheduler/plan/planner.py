@@ -6,11 +6,11 @@ from typing import Any, get_args
 import numpy as np
 
 from . import bounds
-from .build import build_problem
+from .certificate import certify
 from .config import NO_TOWERS, MediaTowers, Movement, PlanConfig, Sync
-from .describe import describe
+from .problem import build_problem
 from .result import StepPlan
-from .solve import solve
+from .search import solve
 from .table import SampleTable
 
 
@@ -62,7 +62,7 @@ def plan_step(
         peers=peers,
     )
     bound = bounds.objective(problem)
-    return describe(table, problem, solve(problem, bound), bound)
+    return certify(table, problem, solve(problem, bound), bound)
 
 
 def warm_up() -> None:

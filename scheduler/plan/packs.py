@@ -1,0 +1,75 @@
+"""The packs while they are being filled."""
+
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from .kernels.jit import Bins, Window
+from .problem import Problem
+from .table import Ints
+
+
+class Packs(msgspec.Struct, kw_only=True, eq=False):
+    """R x M packs while they are filled, bin `rank * M + index`; kernels update the arrays in place.
+
+    Attributes:
+        count: M.
+        bin_of: `[N]` bin of each sample, -1 where not placed.
+        free_tokens: `[B]` padded tokens that still fit.
+        free_slots: `[B]` samples that still fit.
+    """
+
+    count: int
+    bin_of: Ints
+    free_tokens: Ints
+    free_slots: Ints
+
+    @classmethod
+    def empty(cls, problem: Problem, count: int, reserve: bool) -> Self:
+        """Empty packs; with `reserve`, they leave room for the dummy media that they may need."""
+        num_bins = problem.num_ranks * count
+        free_tokens = np.full(num_bins, problem.capacity, np.int64)
+        free_slots = np.full(num_bins, problem.limit, np.int64)
+        if reserve:
+            every = problem.config.sync == "microbatch"
+            flags = problem.modalities if every else problem.trained
+            some = slice(None) if every else slice(count - 1, None, count)
+            free_tokens[some] -= problem.dummy_size[flags]
+            free_slots[some] -= problem.dummy_count[flags]
+        bin_of = np.full(len(problem.size), -1, np.int64)
+        return cls(count=count, bin_of=bin_of, free_tokens=free_tokens, free_slots=free_slots)
+
+    @property
+    def bins(self) -> Bins:
+        """The arrays as kernels take them."""
+        return Bins(self.free_tokens, self.free_slots, self.bin_of)
+
+    def window(self, first: int = 0, last: int | None = None) -> Window:
+        """Micro-batches [first, last), all from `first` on by default, as kernels take them."""
+        return Window(first, self.count if last is None else last, self.count)
+
+    def copy(self) -> Self:
+        """Packs of their own with the same content."""
+        return type(self)(
+            count=self.count,
+            bin_of=self.bin_of.copy(),
+            free_tokens=self.free_tokens.copy(),
+            free_slots=self.free_slots.copy(),
+        )
+
+    def loads(self, problem: Problem) -> Ints:
+        """`[B, K]` cost per phase of each pack."""
+        # One more bin, for samples that have none; sums below 2**53 are exact in float64.
+        bins = np.where(self.bin_of < 0, len(self.free_tokens), self.bin_of)
+        sums = [np.bincount(bins, problem.cost[:, k], len(self.free_tokens) + 1)[:-1] for k in range(problem.num_phases)]
+        loads: Ints = np.stack(sums, axis=1).astype(np.int64)
+        return loads
+
+    def relabel(self, new: Ints) -> None:
+        """Give every bin b the number `new[b]`."""
+        placed = self.bin_of >= 0
+        self.bin_of[placed] = new[self.bin_of[placed]]
+        old = np.empty_like(new)
+        old[new] = np.arange(len(new))
+        self.free_tokens, self.free_slots = self.free_tokens[old], self.free_slots[old]

@@ -1,0 +1,1 @@
+"""How packs are filled: solvers for free and minimal movement, and the exchanges that they share."""

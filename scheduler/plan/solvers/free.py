@@ -1,0 +1,225 @@
+"""Plans that ignore homes: fill towards targets, heaviest first, then exchange samples until loads are even."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..kernels import fill, swap
+from ..limits import GOOD_ENOUGH, GOOD_GAP, MAX_CAPACITIES, MAX_EVEN_PASSES, MAX_POLISH, POLISH_PARTNERS, TRIES
+from ..packs import Packs
+from ..problem import Problem
+from ..table import Ints
+from .refine import even_columns, even_packs_of_ranks, even_ranks
+
+
+def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
+    """Like cost on all ranks at each index. None where the samples were not made to fit `count` micro-batches."""
+    best, least = None, 0
+    for build in (pack, pack_in_turn) if problem.num_phases == 1 else (pack,):
+        packs = build(problem, count, reserve)
+        if packs is None:
+            continue
+        value = _even_out(problem, packs, bound)
+        if best is None or value < least:
+            best, least = packs, value
+        if least <= bound + int(bound * GOOD_GAP) or problem.is_large:
+            break
+    return best
+
+
+def _even_out(problem: Problem, packs: Packs, bound: int) -> int:
+    """Arrange and exchange until nothing improves; returns the sum of the largest."""
+    for _ in range(1 if problem.is_large else MAX_EVEN_PASSES):
+        if problem.num_phases == 1:
+            columns_by_load(problem, packs)
+        if _sum_of_largest(problem, packs) <= bound + 2 * bound // GOOD_ENOUGH:
+            break
+        even_columns(problem, packs, across=False)
+        even_columns(problem, packs, across=True)
+    if problem.num_phases == 1:
+        columns_by_load(problem, packs)
+    return _sum_of_largest(problem, packs)
+
+
+def _sum_of_largest(problem: Problem, packs: Packs) -> int:
+    return int(packs.loads(problem).reshape(problem.num_ranks, packs.count, -1).max(axis=0).sum())
+
+
+def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
+    """Equal sums on all ranks. None where the samples were not made to fit `count` micro-batches."""
+    ranks = problem.num_ranks
+    mean = max(-(-int(problem.weight.sum()) // ranks), bound)
+    for tight in (False, True):
+        packs = Packs.empty(problem, count, reserve)
+        key, deficit = np.full(ranks, mean, np.int64), np.zeros((ranks * count, 1), np.int64)
+        left = fill.fill_ranks(problem.by_weight, problem.summed_items, packs.bins, key, deficit, TRIES, tight)
+        if left == 0:
+            _even(problem, packs, mean)
+            return packs
+    found = pack(problem, count, reserve)
+    if found is not None:
+        if not reserve:
+            spread_over_ranks(problem, found)
+        _even(problem, found, mean)
+    return found
+
+
+def _even(problem: Problem, packs: Packs, mean: int) -> None:
+    goal = mean // GOOD_ENOUGH if problem.is_large else 0
+    even_ranks(problem, packs, mean, goal=goal)
+    if not problem.is_large:
+        load = packs.loads(problem).sum(axis=1).reshape(problem.num_ranks, packs.count).sum(axis=1)
+        swap.polish(load, mean, problem.items, packs.bins, packs.count, MAX_POLISH, POLISH_PARTNERS)
+    if problem.config.pipeline_stages > 1:
+        even_packs_of_ranks(problem, packs)
+
+
+def pack(problem: Problem, count: int, reserve: bool) -> Packs | None:
+    """Fill all packs towards their targets; where that does not fit, by tokens only."""
+    packs = Packs.empty(problem, count, reserve)
+    _fill(problem, packs)
+    by_size = problem.by_size
+    if fit(problem, packs, by_size) == 0:
+        return packs
+    return fit_evenly(problem, count, reserve, by_size)
+
+
+def pack_in_turn(problem: Problem, count: int, reserve: bool) -> Packs | None:
+    """Water-fill: one micro-batch after the other, from the heaviest samples left, up to what the rest would average."""
+    packs = Packs.empty(problem, count, reserve)
+    ranks = problem.num_ranks
+    goal = np.zeros((ranks, count, 1), np.int64)
+    rate = usual_rate(problem, problem.weight)
+    for index in range(count):
+        rest = _unplaced(packs, problem.by_weight)
+        if not len(rest):
+            break
+        goal[:, index] = max(int(problem.weight[rest[0]]), -(-int(problem.weight[rest].sum()) // (ranks * (count - index))))
+        deficit = goal.reshape(ranks * count, 1)
+        window, target = packs.window(index, index + 1), deficit[:, 0].copy()
+        fill.fill_deepest(
+            rest, problem.items, packs.bins, problem.weight, target, deficit, window, rate, True, TRIES // 8
+        )  # fmt: skip
+    return None if fit(problem, packs, problem.by_size) else packs
+
+
+def fit_evenly(problem: Problem, count: int, reserve: bool, order: Ints) -> Packs | None:
+    """First fit by tokens into packs of the least capacity for which it succeeds (Coffman, Garey and Johnson's MULTIFIT)."""
+    low = int(problem.size.sum()) // (problem.num_ranks * count)
+    high, best = problem.capacity, None
+    tried = high
+    for _ in range(MAX_CAPACITIES):
+        packs = Packs.empty(problem, count, reserve)
+        packs.free_tokens -= problem.capacity - tried
+        if fit(problem, packs, order) == 0:
+            packs.free_tokens += problem.capacity - tried
+            best, high = packs, tried
+        elif best is None:
+            return None
+        else:
+            low = tried
+        if high - low <= 1:
+            break
+        tried = (low + high) // 2
+    return best
+
+
+def fill_costly(problem: Problem, packs: Packs, goal: Ints, fill_one: Callable[..., None]) -> int:
+    """Fill the micro-batches that one heavy sample makes costly, one by one, as full as each gets.
+
+    Args:
+        goal: `[R, M, K]` output: what each pack may cost, then what it still misses.
+        fill_one: called with (problem, packs, goal, heads, dense, phase, index): the R heaviest samples, the others by cost
+            per token, the phase in which they are heavy, the micro-batch.
+
+    Returns:
+        How many micro-batches were filled.
+    """
+    ranks, count = problem.num_ranks, packs.count
+    index = 0
+    while index < count - 1:
+        rest = np.flatnonzero(packs.bin_of < 0)
+        if not len(rest):
+            break
+        level = -(-problem.cost[rest].sum(axis=0) // (ranks * (count - index)))
+        floor = problem.cost_elsewhere(index)
+        heaviest = np.maximum(problem.cost[rest].max(axis=0), floor)
+        over = heaviest / np.maximum(level, 1)
+        phase = int(np.argmax(over))
+        if over[phase] <= 1:
+            break
+        heads = _unplaced(packs, problem.by_cost[phase])[:ranks]
+        dense = _unplaced(packs, problem.by_density[phase])
+        goal[:, index] = np.maximum(level, np.maximum(problem.cost[heads].max(axis=0), floor))
+        fill_one(problem, packs, goal, heads, dense, phase, index)
+        index += 1
+    return index
+
+
+def _unplaced(packs: Packs, order: Ints) -> Ints:
+    return order[packs.bin_of[order] < 0]
+
+
+def _fill(problem: Problem, packs: Packs) -> None:
+    """Costly micro-batches first, then all others evenly."""
+    ranks, count = problem.num_ranks, packs.count
+    order = problem.by_share
+    goal = np.zeros((ranks, count, problem.num_phases), np.int64)
+    first = fill_costly(problem, packs, goal, _fill_anywhere)
+    level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
+    goal[:, first:] = level
+    flat = goal.reshape(ranks * count, -1)
+    if problem.num_phases == 1:
+        rate, target = usual_rate(problem, problem.weight), flat[:, 0].copy()
+        fill.fill_deepest(
+            order, problem.items, packs.bins, problem.weight, target, flat, packs.window(first), rate, False, TRIES
+        )  # fmt: skip
+    else:
+        scale, target = np.maximum(level, 1), np.ascontiguousarray(flat.T)
+        fill.fill_deepest_phases(
+            order, problem.items, packs.bins, problem.main_phase, scale, target, packs.window(first), TRIES
+        )  # fmt: skip
+
+
+def _fill_anywhere(problem: Problem, packs: Packs, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int) -> None:
+    """Fill a costly micro-batch: one of its heaviest samples in every pack, then what costs most per token."""
+    ranks, count = problem.num_ranks, packs.count
+    weight = np.ascontiguousarray(problem.cost[:, phase])
+    deficit = goal.reshape(ranks * count, -1)
+    for some in (heads, dense):
+        window, target = packs.window(index, index + 1), deficit[:, phase].copy()
+        rate = usual_rate(problem, weight)
+        fill.fill_deepest(some, problem.items, packs.bins, weight, target, deficit, window, rate, True, 1)
+
+
+def usual_rate(problem: Problem, weight: Ints) -> int:
+    """Cost of 1,024 tokens, on average."""
+    return max(int(weight.sum()) * 1024 // max(int(problem.size.sum()), 1), 1)
+
+
+def fit(problem: Problem, packs: Packs, order: Ints) -> int:
+    """First fit of these samples by tokens; returns how many found no room."""
+    return int(fill.fit_first(order, problem.size, packs.bins))
+
+
+def columns_by_load(problem: Problem, packs: Packs) -> None:
+    """Renumber packs: the R costliest become micro-batch 0, the next R micro-batch 1, and so on."""
+    ranks, count = problem.num_ranks, packs.count
+    order = np.argsort(-packs.loads(problem).sum(axis=1), kind="stable")
+    new = np.empty(ranks * count, np.int64)
+    new[order] = np.tile(np.arange(ranks) * count, count) + np.repeat(np.arange(count), ranks)
+    packs.relabel(new)
+
+
+def spread_over_ranks(problem: Problem, packs: Packs) -> None:
+    """Renumber packs so that ranks get about equal sums: R at a time, the costliest to the rank that has least."""
+    ranks, count = problem.num_ranks, packs.count
+    load = packs.loads(problem).sum(axis=1)
+    order = np.argsort(-load, kind="stable")
+    sums, new = np.zeros(ranks, np.int64), np.empty(ranks * count, np.int64)
+    for index in range(count):
+        chunk = order[index * ranks : (index + 1) * ranks]
+        least = np.argsort(sums, kind="stable")
+        new[chunk] = least * count + index
+        sums[least] += load[chunk]
+    packs.relabel(new)

@@ -1,0 +1,65 @@
+"""Plans in which a sample leaves home only if balance within the tolerance needs it, where ranks wait once a step."""
+
+import numpy as np
+
+from ..kernels import fill
+from ..kernels.jit import Items
+from ..limits import TRIES
+from ..packs import Packs
+from ..problem import Problem, bound_with_tolerance
+from ..table import Ints
+from .balance import balanced
+from .free import fit, usual_rate
+from .refine import even_packs_of_ranks, even_ranks
+
+
+def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
+    """Ranks above the tolerance give samples away; everything else stays."""
+    limit = bound_with_tolerance(problem, bound)
+    rank_of = balanced(problem, limit, count)
+    packs = _pack_at_home(problem, rank_of, count, reserve, limit)
+    if packs is None:
+        return None
+    even_ranks(problem, packs, limit, goal=0, price=price(problem, packs))
+    if problem.config.pipeline_stages > 1:
+        even_packs_of_ranks(problem, packs)
+    return packs
+
+
+def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, limit: int) -> Packs | None:
+    """Pack each rank's samples into its own packs; those that find no room go to the ranks with the least load."""
+    ranks = problem.num_ranks
+    order = problem.by_size
+    phase = np.zeros(len(order), np.int64)
+    best, fewest = None, len(order) + 1
+    for tight in (False, True):
+        packs = Packs.empty(problem, count, reserve)
+        deficit = np.zeros((ranks * count, 1), np.int64)
+        left = fill.fill_home(
+            order, problem.summed_items, packs.bins, phase, rank_of, deficit, packs.window(), False, tight
+        )  # fmt: skip
+        if left < fewest:
+            best, fewest = packs, left
+        if left == 0:
+            break
+    assert best is not None
+    if fewest:
+        deficit = limit // count - best.loads(problem).sum(axis=1, keepdims=True)
+        if place_anywhere(problem, best, order[best.bin_of[order] < 0], deficit, problem.summed_items, 0):
+            return None
+    return best
+
+
+def place_anywhere(problem: Problem, packs: Packs, rest: Ints, deficit: Ints, items: Items, first: int) -> int:
+    """Give samples that found no pack at home to packs furthest below their targets; returns how many are left."""
+    if problem.allowed is not None:
+        phase = np.zeros(len(problem.size), np.int64)
+        return int(fill.fill_allowed(rest, items, packs.bins, phase, problem.allowed, deficit, packs.window(first)))
+    target, rate = deficit.sum(axis=1), usual_rate(problem, problem.weight)
+    fill.fill_deepest(rest, items, packs.bins, problem.weight, target, deficit, packs.window(first), rate, False, TRIES)
+    return fit(problem, packs, rest)
+
+
+def price(problem: Problem, packs: Packs) -> Ints:
+    """`[N]` bytes that a sample adds when it moves: none where it is away from home already."""
+    return np.where(packs.bin_of // packs.count == problem.home, problem.nbytes, 0)

@@ -1,0 +1,105 @@
+"""Exchange samples between packs or ranks until loads are even: what all plans have in common."""
+
+import numpy as np
+
+from ..kernels import scan, swap
+from ..kernels.jit import Effort, Items, Units
+from ..limits import GOOD_ENOUGH, MAX_PAIRS, MAX_ROUNDS, PATIENCE
+from ..packs import Packs
+from ..problem import Problem
+from ..table import Ints
+
+
+def exchange(
+    problem: Problem,
+    packs: Packs,
+    *,
+    groups: Ints,
+    bins_per_unit: int,
+    excess: Ints,
+    items: Items,
+    goal: Ints | None = None,
+    price: Ints | None = None,
+    rounds: int = MAX_ROUNDS,
+    patience: int = PATIENCE,
+    choices: int = 1,
+) -> None:
+    """Call `swap.refine` where a unit of a group lies above its goal (0), at the least price (nothing)."""
+    if not len(problem.size):
+        return
+    goal = np.zeros((len(groups), items.cost.shape[1]), np.int64) if goal is None else goal
+    price = np.zeros(len(problem.size), np.int64) if price is None else price
+    pairs = MAX_PAIRS if problem.num_phases == 1 else MAX_PAIRS // 4
+    swap.refine(
+        Units(np.ascontiguousarray(groups), bins_per_unit, np.ascontiguousarray(excess), np.ascontiguousarray(goal)),
+        items._replace(nbytes=price),
+        packs.bins,
+        Effort(rounds, pairs, patience, choices, problem.work),
+        problem.allowed_or_any,
+        packs.count,
+    )
+
+
+def column_goals(problem: Problem, packs: Packs, load: Ints) -> Ints:
+    """`[M, K]` what each micro-batch may cost: the mean of its packs, or its heaviest sample where that is more."""
+    count = packs.count
+    mean = load.reshape(problem.num_ranks, count, -1).sum(axis=0) // problem.num_ranks
+    goals: Ints = np.maximum(mean, scan.heaviest(problem.cost, packs.bin_of, count))
+    return goals
+
+
+def even_columns(problem: Problem, packs: Packs, *, across: bool) -> None:
+    """Exchange samples between packs of one index, or `across` all packs, until each costs what its index may."""
+    ranks, count = problem.num_ranks, packs.count
+    load = packs.loads(problem)
+    goals = column_goals(problem, packs, load)
+    numbers = np.arange(ranks * count)
+    close = goals // GOOD_ENOUGH
+    exchange(
+        problem,
+        packs,
+        groups=numbers[None, :] if across else numbers.reshape(ranks, count).T,
+        bins_per_unit=1,
+        excess=load - np.tile(goals, (ranks, 1)),
+        goal=close.min(axis=0, keepdims=True) if across else close,
+        items=problem.items,
+    )
+
+
+def even_ranks(
+    problem: Problem, packs: Packs, target: int, *, goal: int, price: Ints | None = None, patience: int = PATIENCE
+) -> None:
+    """Exchange samples between ranks until their sums are at most `target + goal`."""
+    ranks = problem.num_ranks
+    load = packs.loads(problem).sum(axis=1).reshape(ranks, packs.count).sum(axis=1)
+    if load.max() <= target + goal:
+        return
+    exchange(
+        problem,
+        packs,
+        groups=np.arange(ranks)[None, :],
+        bins_per_unit=packs.count,
+        excess=(load - target)[:, None],
+        goal=np.full((1, 1), goal),
+        items=problem.summed_items,
+        price=price,
+        rounds=4 * MAX_ROUNDS,
+        patience=patience,
+    )
+
+
+def even_packs_of_ranks(problem: Problem, packs: Packs) -> None:
+    """Exchange samples between packs of one rank until its largest is near their mean (pipelines)."""
+    ranks, count = problem.num_ranks, packs.count
+    load = packs.loads(problem).sum(axis=1).reshape(ranks, count)
+    mean = load.sum(axis=1, keepdims=True) // count
+    exchange(
+        problem,
+        packs,
+        groups=np.arange(ranks * count).reshape(ranks, count),
+        bins_per_unit=1,
+        excess=(load - mean).reshape(-1, 1),
+        goal=mean // GOOD_ENOUGH,
+        items=problem.summed_items,
+        patience=count,
+    )
