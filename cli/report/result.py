@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from ...scheduler.telemetry.summary import Summary
-from ..what_if.result import scaled
+from ..what_if.result import aligned, scaled
 from .reading import MOST_LISTED, Report
 
 #: (figure, what it is called, how it is written); bytes and seconds get prefixes, shares are in percent.
@@ -84,11 +84,11 @@ def as_text(reports: list[Report]) -> str:
     """Return reports as lines for a terminal."""
     lines = [fact for report in reports for fact in facts(report)]
     header = ("", *(report.name for report in reports), *(("change",) if len(reports) == 2 else ()))
-    lines += ["", *_aligned([header, *rows(reports)])]
+    lines += ["", *aligned([header, *rows(reports)])]
     for report in reports:
         named = f" of {report.name}" if len(reports) == 2 else ""
         if report.slowest:
-            lines += ["", f"slowest steps{named}", *_aligned([SLOW_HEADER, *slow_rows(report)])]
+            lines += ["", f"slowest steps{named}", *aligned([SLOW_HEADER, *slow_rows(report)])]
         for advice in report.advice:
             lines += ["", f"advice{named}: {advice.text}"]
         lines += replay_lines(report)
@@ -182,12 +182,3 @@ def _written_change(name: str, first: Summary, second: Summary) -> str:
     if found is None:
         return "-"
     return f"{found * 100:+.2f} pt" if _KINDS[name] == "share" else f"{found:+.1%}"
-
-
-def _aligned(cells: list[tuple[str, ...]]) -> list[str]:
-    """Return rows of text in columns, the first set to the left."""
-    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
-        for row in cells
-    ]

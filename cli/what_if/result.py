@@ -78,12 +78,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
 def as_text(answer: Answer) -> str:
     """Return the answer as lines for a terminal."""
     rows = [_HEADER, *(_cells(one, answer) for one in answer.simulation.figures.values())]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(_HEADER))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
-    return "\n".join([*facts(answer), "", *lines, *_footnotes(answer), "", *_advice_lines(answer)])
+    return "\n".join([*facts(answer), "", *aligned(rows), *_footnotes(answer), "", *_advice_lines(answer)])
 
 
 def as_page(answer: Answer) -> PageData:
@@ -197,6 +192,15 @@ def _advice_lines(answer: Answer) -> list[str]:
     if not answer.advice:
         return [f"No other setting gains more than {WORTH:.0%}."]
     return ["What would gain, in time per unit of work:", *(f"  {-one.gain:+.1%}  {one.text}" for one in answer.advice)]
+
+
+def aligned(cells: list[tuple[str, ...]]) -> list[str]:
+    """Return rows of text in columns, the first set to the left."""
+    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
 
 
 def scaled(value: float, unit: str) -> str:

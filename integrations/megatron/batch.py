@@ -9,24 +9,12 @@ import torch
 
 from ...collate.packs.megatron import Valid, packed_seq_params
 from ...collate.packs.shard import cp_slots
+from .fields import EVERYWHERE, LAST
 from .ranks import Ranks
 
-_TOKENS, _TARGETS = ("tokens", "position_ids"), ("labels", "loss_mask")
+_TOKENS = ("tokens", "position_ids")
 #: What is an attribute of its own, or only describes the row.
-_OWN = (
-    *_TOKENS,
-    *_TARGETS,
-    "padding_mask",
-    "cu_seqlens",
-    "cu_seqlens_padded",
-    "max_seqlen",
-    "sample_ids",
-    "cp_slicing",
-    "token_axes",
-    "num_spelled",
-    "global_loss_tokens",
-    "loss_divisor",
-)
+_OWN = ("tokens", *LAST, *EVERYWHERE)
 
 Tensor = torch.Tensor
 
@@ -110,7 +98,7 @@ def next_batch(
         raise ValueError("take the iterator that wrap_data_iterator returned, not the one that it was given")
     wanted = {
         *(_TOKENS if is_first or mtp_on_this_rank else ()),
-        *(_TARGETS if is_last or mtp_on_this_rank else ()),
+        *(LAST if is_last or mtp_on_this_rank else ()),
         *(["position_ids"] if raw["position_ids"].ndim == 2 else ()),
     }
     slots = _slots(raw, ranks)
@@ -180,7 +168,7 @@ def _local(row: dict[str, Tensor], slots: Tensor | None) -> dict[str, Tensor]:
     M-RoPE's positions stay those of the whole row: Megatron-Core cuts the angles segment by segment.
     """
     padding = row["padding_mask"]
-    row = {name: row[name].masked_fill(padding, 0) if name in ("tokens", *_TARGETS) else row[name] for name in row}
+    row = {name: row[name].masked_fill(padding, 0) if name in ("tokens", *LAST) else row[name] for name in row}
     if slots is None:
         return row
     return {name: tensor if tensor.ndim == 2 else tensor.index_select(0, slots) for name, tensor in row.items()}

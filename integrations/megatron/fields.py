@@ -12,9 +12,9 @@ from ...scheduler import PackedStep
 Part = Literal["first", "last"]
 
 #: Targets: the last stage computes the loss.
-_LAST = ("labels", "loss_mask")
+LAST = ("labels", "loss_mask")
 #: What every stage needs: boundaries, padding, positions (M-RoPE enters at every stage), and the step's divisor.
-_EVERYWHERE = (
+EVERYWHERE = (
     "cu_seqlens",
     "cu_seqlens_padded",
     "max_seqlen",
@@ -83,4 +83,4 @@ def fields_of(batch: PackedBatch, step: PackedStep) -> dict[str, Any]:
 def selected(found: dict[str, Any], parts: Collection[str]) -> dict[str, Any]:
     """Return the fields that a rank with these parts gets."""
     last, first = "last" in parts, "first" in parts
-    return {name: value for name, value in found.items() if name in _EVERYWHERE or (last if name in _LAST else first)}
+    return {name: value for name, value in found.items() if name in EVERYWHERE or (last if name in LAST else first)}

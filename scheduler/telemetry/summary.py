@@ -67,61 +67,47 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, steps: Iterable[StepStats]) -> Self:
-        """Take steps together; each is looked at once and not kept."""
-        sums = _Sums()
-        for stats in steps:
-            sums.add(stats)
-        return cls(**sums.figures())
+        """Take steps together."""
+        steps = list(steps)
+        timed = [one for one in steps if one.step_seconds is not None and one.tokens_per_second is not None]
+
+        def total(name: str) -> Any:
+            return sum(getattr(one, name) or 0 for one in steps)
+
+        def mean(name: str) -> float:
+            return float(total(name)) / max(1, len(steps))
+
+        def padding(name: str) -> float:
+            return 1 - float(total("tokens")) / total(name) if total(name) else 0.0
+
+        seconds, imbalance = total("step_seconds"), mean("imbalance")
+        tokens_timed = sum((one.tokens_per_second or 0) * (one.step_seconds or 0) for one in timed)
+        return cls(
+            steps=len(steps),
+            samples=total("num_samples"),
+            tokens=total("tokens"),
+            tokens_per_second=tokens_timed / seconds if seconds else None,
+            step_seconds=seconds / len(timed) if timed else None,
+            padding_share=padding("padded_tokens"),
+            padding_share_batched=padding("padded_batch_tokens"),
+            num_microbatches=mean("num_microbatches"),
+            imbalance=imbalance,
+            imbalance_home=mean("imbalance_home"),
+            bubble=1 - 1 / max(1.0, imbalance),
+            gap_to_bound=mean("gap"),
+            moved_bytes=total("moved_bytes"),
+            moved_bytes_lower_bound=total("moved_bytes_lower_bound"),
+            shuffle_bytes=total("shuffle_bytes"),
+            moved_share=total("moved_bytes") / max(1, total("shuffle_bytes")),
+            num_dropped=total("num_dropped"),
+            num_truncated=total("num_truncated"),
+            num_deferred=mean("num_deferred"),
+            longest_wait=max((one.longest_wait for one in steps), default=0),
+            exposed_seconds=total("exposed_seconds"),
+            exposed_share=sum(one.exposed_seconds for one in timed) / seconds if seconds else None,
+            prepare_seconds=mean("prepare_seconds"),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values."""
         return dict(msgspec.to_builtins(self))
-
-
-class _Sums:
-    """Sums over the steps of every number in their figures, and of what the times need."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = dict.fromkeys(StepStats.__struct_fields__, 0)
-        self._count = self._timed = self._longest_wait = 0
-        self._tokens_timed = self._exposed_timed = 0.0
-
-    def add(self, stats: StepStats) -> None:
-        for name in StepStats.__struct_fields__:
-            self._sums[name] += getattr(stats, name) or 0
-        self._count += 1
-        self._longest_wait = max(self._longest_wait, stats.longest_wait)
-        if stats.step_seconds is not None and stats.tokens_per_second is not None:
-            self._timed += 1
-            self._tokens_timed += stats.tokens_per_second * stats.step_seconds
-            self._exposed_timed += stats.exposed_seconds
-
-    def figures(self) -> dict[str, Any]:
-        sums, seconds = self._sums, self._sums["step_seconds"]
-        count = max(1, self._count)
-        imbalance = sums["imbalance"] / count
-        return {
-            "steps": self._count,
-            "samples": sums["num_samples"],
-            "tokens": sums["tokens"],
-            "tokens_per_second": self._tokens_timed / seconds if seconds else None,
-            "step_seconds": seconds / self._timed if self._timed else None,
-            "padding_share": 1 - sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 0.0,
-            "padding_share_batched": 1 - sums["tokens"] / sums["padded_batch_tokens"] if sums["padded_batch_tokens"] else 0.0,
-            "num_microbatches": sums["num_microbatches"] / count,
-            "imbalance": imbalance,
-            "imbalance_home": sums["imbalance_home"] / count,
-            "bubble": 1 - 1 / max(1.0, imbalance),
-            "gap_to_bound": sums["gap"] / count,
-            "moved_bytes": sums["moved_bytes"],
-            "moved_bytes_lower_bound": sums["moved_bytes_lower_bound"],
-            "shuffle_bytes": sums["shuffle_bytes"],
-            "moved_share": sums["moved_bytes"] / max(1, sums["shuffle_bytes"]),
-            "num_dropped": sums["num_dropped"],
-            "num_truncated": sums["num_truncated"],
-            "num_deferred": sums["num_deferred"] / count,
-            "longest_wait": self._longest_wait,
-            "exposed_seconds": sums["exposed_seconds"],
-            "exposed_share": self._exposed_timed / seconds if seconds else None,
-            "prepare_seconds": sums["prepare_seconds"] / count,
-        }
