@@ -147,15 +147,7 @@ def _vpp_size(config: Any, data_iterator: Any) -> int:
 
 
 def _facts(step: PackedStep, feed: Feed) -> StepFacts:
-    names = (
-        "num_microbatches",
-        "seqlen_sum",
-        "seqlen_squared_sum",
-        "padded_seqlen_sum",
-        "padded_seqlen_squared_sum",
-        "global_loss_tokens",
-        "loss_divisor",
-    )
+    names = [name for name in StepFacts.__struct_fields__ if name != "consumed_samples"]
     return StepFacts(**{name: getattr(step, name) for name in names}, consumed_samples=feed.consumed_samples)
 
 

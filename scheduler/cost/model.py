@@ -1,6 +1,7 @@
 """Integer costs of samples: what the planner balances."""
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, Self
 
 import msgspec
@@ -229,7 +230,10 @@ def _features(observation: Observation) -> list[int]:
 
 
 def nonnegative_least_squares(matrix: npt.NDArray[Any], target: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Minimise |matrix @ x - target| over x >= 0: the active-set method of Lawson and Hanson (1974).
+    """Minimise |matrix @ x - target| over x >= 0.
+
+    Some coefficients are above 0 and the others 0; the best are plain least squares over the former. There are at most five
+    coefficients, so every set of them is tried.
 
     Args:
         matrix: `[n, k]`.
@@ -238,31 +242,17 @@ def nonnegative_least_squares(matrix: npt.NDArray[Any], target: npt.NDArray[Any]
     Returns:
         `[k]` float64.
     """
-    count = matrix.shape[1]
-    x = np.zeros(count)
-    free = np.zeros(count, bool)
-    tolerance = 1e-12 * float(np.abs(matrix).sum()) * max(float(np.abs(target).max(initial=0.0)), 1e-300)
-    for _ in range(3 * count):
-        gradient = matrix.T @ (target - matrix @ x)
-        if free.all() or gradient[~free].max() <= tolerance:
-            break
-        free[np.flatnonzero(~free)[np.argmax(gradient[~free])]] = True
-        while True:
-            trial = np.zeros(count)
-            trial[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-            if (trial[free] > 0).all():
-                break
-            # Walk towards the trial point until the first coordinate reaches 0, which then leaves the free set.
-            blocked = free & (trial <= 0)
-            ratio = np.min(x[blocked] / np.maximum(x[blocked] - trial[blocked], 1e-300))
-            x = x + ratio * (trial - x)
-            free &= x > 1e-15
-            x[~free] = 0.0
-            if not free.any():
-                trial = np.zeros(count)
-                break
-        x = trial
-    return x
+    best = np.zeros(matrix.shape[1])
+    least = total = float((target**2).sum())
+    for size in range(1, len(best) + 1):
+        for chosen in map(list, combinations(range(len(best)), size)):
+            found = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
+            error = float(((matrix[:, chosen] @ found - target) ** 2).sum())
+            # A coefficient that gains nothing but rounding stays 0.
+            if least - error > 1e-14 * total and (found >= 0).all():
+                best, least = np.zeros(len(best)), error
+                best[chosen] = found
+    return best
 
 
 def typical_cost(*, vision: bool) -> CostModel:

@@ -156,6 +156,9 @@ def test_least_squares_equals_the_reference():
     for _ in range(50):
         matrix, target = rng.normal(size=(12, 5)), rng.normal(size=12)
         assert np.allclose(nonnegative_least_squares(matrix, target), nnls(matrix, target)[0], atol=1e-9)
+    column = rng.random(12)
+    assert nonnegative_least_squares(np.stack([column] * 2, axis=1), 3 * column) == pytest.approx([3, 0])
+    assert nonnegative_least_squares(-np.ones((4, 1)), np.ones(4)).tolist() == [0]
 
 
 def test_docstring_example():
