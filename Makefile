@@ -31,7 +31,7 @@ help:
 	@echo "make test           all tests (PYTEST_ARGS=...), about ten minutes on two cores"
 	@echo "make test-megatron  the Megatron-Core tests once more, with a later version; needs Python 3.12"
 	@echo "make check-page     the HTML pages in a browser; needs chromium"
-	@echo "make lint           ruff, mypy, pyright"
+	@echo "make lint           ruff, mypy, pyright, import rules"
 	@echo "make docs           the documentation as a site, in site/"
 	@echo "make dist           wheel and sdist in dist/, each tried in an environment of its own"
 	@echo "make compatibility  add what is installed here to the table of tested versions"
@@ -101,6 +101,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)

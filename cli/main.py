@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from .. import __version__  # pyright: ignore[reportMissingImports]
+from .._version import __version__  # pyright: ignore[reportMissingImports]
 from . import doctor, index, masks, plan, report
 
 #: Modules of the subcommands, in the order of the help page.

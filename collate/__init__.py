@@ -11,8 +11,8 @@ from .packs.batch import PackedBatch
 from .packs.boundaries import Boundaries
 from .packs.pack import pack_samples
 from .packs.shard import cp_slots
-from .packs.targets import shift_targets, target_stats
 from .samples.prepare import prepare_sample
+from .samples.targets import shift_targets, target_stats
 from .samples.truncate import truncate_sample
 
 __all__ = [

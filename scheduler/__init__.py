@@ -11,11 +11,11 @@ from .cost.model import CostModel
 from .offline import OfflineConfig, OfflineIndex
 from .plan import PlanConfig, SampleTable, StepPlan, plan_step
 from .scheduler import PackingScheduler
+from .stats import StepStats
 from .step import PackedStep
 from .telemetry import advice, run_log
 from .telemetry.callbacks import StepCallback
 from .telemetry.run_log import RecordedStep, RunLog, read_run
-from .telemetry.stats import StepStats
 from .telemetry.summary import Summary
 
 # Their documented paths are shorter than the tree: `from evenpack.scheduler.run_log import replay`.

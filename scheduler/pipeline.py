@@ -24,8 +24,8 @@ from .stages.metadata import Gathered
 from .stages.planning import Planner, plan_samples
 from .stages.select import StepSamples, first_quota, select
 from .state import Checkpoint
+from .stats import step_stats
 from .step import PackedStep, StepContext
-from .telemetry.stats import step_stats
 
 T = TypeVar("T")
 

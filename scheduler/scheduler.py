@@ -31,9 +31,9 @@ from .stages.describe import Describer, SampleCost
 from .stages.planning import Planner
 from .stages.select import why_no_step
 from .state import Checkpoint, check_is_state, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
+from .stats import StepClock, StepStats
 from .step import PackedStep
 from .telemetry.callbacks import Callbacks, StepCallback
-from .telemetry.stats import StepClock, StepStats
 from .warm import warm_up_once
 
 #: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import torch
 
-from .. import __version__  # pyright: ignore[reportMissingImports]
+from .._version import __version__  # pyright: ignore[reportMissingImports]
 from ..core import Field
 from ..models import ModelAdapter, adapter_for
 from .comm.agreement import agree

@@ -21,7 +21,7 @@ from .loss import Reduce, packed_loss
 from .plan import MediaTowers, SampleTable, StepPlan
 from .plan.config import MEDIA_BITS
 from .stages.return_home import return_home
-from .telemetry.stats import StepStats
+from .stats import StepStats
 
 
 class StepContext(msgspec.Struct, frozen=True, kw_only=True):

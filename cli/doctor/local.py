@@ -36,7 +36,7 @@ def versions() -> dict[str, str | None]:
 
 def must_agree() -> dict[str, Any]:
     """Return what has to be the same on every rank: other code would plan, or read blocks, in another way."""
-    from ... import __version__  # pyright: ignore[reportMissingImports]
+    from ..._version import __version__  # pyright: ignore[reportMissingImports]
     from ...scheduler.plan import CODE_VERSION
     from ...scheduler.stages.metadata import WIRE_VERSION
 

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...scheduler.plan.table import Ints
+from ...scheduler.stats import StepStats
 from ...scheduler.telemetry.advice import Advice, Situation, advise
 from ...scheduler.telemetry.run_log import RecordedStep, RunHeader, read_run, replay_differences
 from ...scheduler.telemetry.run_log.replay import is_replayable, steps_of
 from ...scheduler.telemetry.run_log.store import log_file
-from ...scheduler.telemetry.stats import StepStats
 from ...scheduler.telemetry.summary import Summary
 
 Floats = npt.NDArray[np.float64]

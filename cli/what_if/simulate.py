@@ -10,9 +10,9 @@ from ...scheduler.config import SchedulerConfig
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, planner_for
 from ...scheduler.plan.config import NO_TOWERS
 from ...scheduler.plan.table import Ints
+from ...scheduler.stats import StepStats, step_stats
 from ...scheduler.telemetry.advice import Advice, Situation, advise
 from ...scheduler.telemetry.advice.what_if import Steps
-from ...scheduler.telemetry.stats import StepStats, step_stats
 from .opponents.alone import packed_alone, padded_alone
 from .opponents.karmarkar_karp import karmarkar_karp_equal
 from .pool import Pool

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ...models.adapter import ModelAdapter
-from ..packs.targets import IGNORED
+from ..samples.targets import IGNORED
 from .process import Processed
 from .rendered import Written
 

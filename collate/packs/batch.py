@@ -6,11 +6,12 @@ from typing import Any, Self
 import torch
 
 from ...models.adapter import CpSlicing
+from ..samples.targets import IGNORED
+from .boundaries import ahead
 from .forward import Stage, forward_kwargs
 from .megatron import Valid, packed_seq_params
 from .row import Row
 from .shard import shard_pack, token_axis, unpack_tokens, unshard_tokens
-from .targets import IGNORED, ahead
 
 
 class PackedBatch(Row, frozen=True, kw_only=True, eq=False):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from ...core import OversizeSampleError, round_up
 
@@ -105,3 +106,11 @@ def _cumulative(sizes: np.ndarray) -> np.ndarray:
     found = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=found[1:])
     return found
+
+
+def ahead(values: torch.Tensor, bounds: Boundaries, depth: int, fill: float) -> torch.Tensor:
+    """Return the values `depth` slots further on in the same padded segment, [1, T]; `fill` where it ends before."""
+    slots = np.arange(bounds.total) + depth
+    inside = slots < np.repeat(bounds.cu_padded[1:], bounds.padded)
+    index = torch.from_numpy(np.where(inside, slots, 0)).to(values.device)
+    return values.index_select(1, index).masked_fill_(~torch.from_numpy(inside).to(values.device), fill)

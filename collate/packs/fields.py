@@ -8,8 +8,8 @@ import torch
 from ...core import Field, FieldShapeError, Sample
 from ...core.fields import dtype_name
 from ...core.sample import Value
+from ..samples.targets import IGNORED, target_views
 from .boundaries import Boundaries
-from .targets import IGNORED, target_views
 
 
 def concatenate(pieces: Sequence[torch.Tensor], axis: int, pin: bool) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from ...core import TYPE_CODES, Field, FieldSet, FieldShapeError, MissingFieldError, UndeclaredFieldError
 from ...models.adapter import ModelAdapter
 from ...models.layout.items import media_grids
-from ..packs.targets import IGNORED
+from .targets import IGNORED
 
 #: What makes a batch of a sample, and the remedies.
 _BATCHED = (

@@ -11,7 +11,6 @@ from ...core.sample import Value
 from ...models.adapter import ModelAdapter
 from ...models.layout.items import media_seconds
 from ...models.layout.sample_layout import sample_layout
-from ..packs.targets import IGNORED
 from .check import (
     check_finite,
     check_ids,
@@ -25,6 +24,7 @@ from .check import (
     item_grids,
 )
 from .convert import convert
+from .targets import IGNORED
 from .trim import is_megatron, mask_span, megatron_names, megatron_span, refuse_padded, trim
 
 TYPES = "mm_token_type_ids"

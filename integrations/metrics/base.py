@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...scheduler.plan.config import check_int
+from ...scheduler.stats import StepStats
 from ...scheduler.step import PackedStep
-from ...scheduler.telemetry.stats import StepStats
 from ...scheduler.telemetry.summary import Summary
 
 

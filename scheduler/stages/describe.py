@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import torch
 
-from ...collate.packs.targets import target_stats
 from ...collate.samples.prepare import prepare_sample
+from ...collate.samples.targets import target_stats
 from ...collate.samples.truncate import truncate_sample
 from ...core import FieldShapeError, OversizeSampleError, Sample, round_up
 from ...core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of

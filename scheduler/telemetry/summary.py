@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import msgspec
 
-from .stats import StepStats
+from ..stats import StepStats
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

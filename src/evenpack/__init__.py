@@ -10,11 +10,11 @@ Example:
 
 from typing import TYPE_CHECKING, Any
 
+from ._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .models import adapter_for, prepare_model
     from .scheduler import CostModel, PackingScheduler, ProcessGroups, SchedulerConfig
-
-__version__ = "0.1.0"
 
 __all__ = ["CostModel", "PackingScheduler", "ProcessGroups", "SchedulerConfig", "adapter_for", "prepare_model"]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SampleTable, SchedulerConfig, StepStats
+from evenpack.scheduler.stats import step_stats
 from evenpack.scheduler.telemetry.advice import AdviceWarning, Advisor, Situation, advise, advisor
 from evenpack.scheduler.telemetry.advice.what_if import Steps, time_per_work, with_context_parallelism, with_deferral
-from evenpack.scheduler.telemetry.stats import step_stats
 from evenpack.scheduler.testing import run_ranks
 
 from ..scheduler.helpers import TEXT, text_sample

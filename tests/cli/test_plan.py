@@ -14,7 +14,7 @@ from evenpack.cli.what_if.simulate import METHODS, Setting, advice_on, draw_step
 from evenpack.cli.what_if.workloads import WORKLOADS, image_text, text_cost
 from evenpack.scheduler.cost.model import CostModel
 from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
-from evenpack.scheduler.telemetry.stats import step_stats
+from evenpack.scheduler.stats import step_stats
 
 from ..encoder import tiny
 

@@ -14,10 +14,10 @@ import pytest
 
 from evenpack.cli.what_if.workloads import image_text
 from evenpack.scheduler import PackingScheduler, RunLog, SampleTable, SchedulerConfig, StepPlan, plan_step, read_run
+from evenpack.scheduler.stats import step_stats
 from evenpack.scheduler.telemetry.run_log import replay_differences, store
 from evenpack.scheduler.telemetry.run_log.record import decode_step, encode_step
 from evenpack.scheduler.telemetry.run_log.store import FILE
-from evenpack.scheduler.telemetry.stats import step_stats
 
 from ..scheduler.helpers import TEXT, random_source
 from .runs import record, record_ramp

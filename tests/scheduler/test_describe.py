@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evenpack.collate import prepare_sample
-from evenpack.collate.packs.targets import target_stats
+from evenpack.collate.samples.targets import target_stats
 from evenpack.core import OversizeSampleError
 from evenpack.models import adapter_for
 from evenpack.scheduler import SchedulerConfig

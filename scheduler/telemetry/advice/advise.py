@@ -10,7 +10,7 @@ import numpy as np
 
 from ....core import EvenpackError
 from ...plan import StepPlan
-from ..stats import StepStats
+from ...stats import StepStats
 from ..summary import Summary
 from .what_if import DEFER, Steps, merged, time_per_work, with_context_parallelism, with_deferral
 

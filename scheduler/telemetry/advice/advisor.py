@@ -7,8 +7,8 @@ from collections import deque
 
 from ...plan import SampleTable, StepPlan, plan_step
 from ...plan.config import check_int, check_real
+from ...stats import StepStats
 from ...step import PackedStep
-from ..stats import StepStats
 from .advise import Advice, Situation, advise
 from .what_if import Steps
 

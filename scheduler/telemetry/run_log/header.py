@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from .... import __version__  # pyright: ignore[reportMissingImports]
+from ...._version import __version__  # pyright: ignore[reportMissingImports]
 from ...config import SchedulerConfig
 from ...plan import CODE_VERSION, MediaTowers
+from ...stats import StepStats
 from ...step import PackedStep
-from ..stats import StepStats
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from ....core import round_up
 from ...plan import SampleTable, StepPlan
 from ...plan.fixed import plan_fixed
 from ...plan.table import Ints
-from ..stats import StepStats
+from ...stats import StepStats
 from .header import RunHeader
 
 #: Smallest value, type ("" if all values are equal), number of values, and the values less the smallest.

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ...plan import SampleTable, StepPlan
-from ..stats import StepStats
+from ...stats import StepStats
 from .header import RunHeader
 from .record import RecordedStep, decode_step, encode_step
 

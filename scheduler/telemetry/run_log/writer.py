@@ -10,8 +10,8 @@ from pathlib import Path
 from ...comm.channel import Channel
 from ...plan import SampleTable, StepPlan
 from ...plan.config import check_int
+from ...stats import StepStats
 from ...step import PackedStep, StepContext
-from ..stats import StepStats
 from .header import RunHeader
 from .store import StepWriter
 

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from ...core import Sample
-from .boundaries import Boundaries
 
 IGNORED = -100
 
@@ -59,11 +58,3 @@ def target_stats(sample: Sample) -> tuple[int, float]:
     targets, weights = (view.cpu().numpy() for view in target_views(sample))
     counted = weights if targets.min(initial=0) > IGNORED else np.where(targets != IGNORED, weights, 0)
     return int(np.count_nonzero(counted != 0)), float(counted.sum(dtype=np.float64))
-
-
-def ahead(values: torch.Tensor, bounds: Boundaries, depth: int, fill: float) -> torch.Tensor:
-    """Return the values `depth` slots further on in the same padded segment, [1, T]; `fill` where it ends before."""
-    slots = np.arange(bounds.total) + depth
-    inside = slots < np.repeat(bounds.cu_padded[1:], bounds.padded)
-    index = torch.from_numpy(np.where(inside, slots, 0)).to(values.device)
-    return values.index_select(1, index).masked_fill_(~torch.from_numpy(inside).to(values.device), fill)

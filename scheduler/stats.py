@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..plan import SampleTable, StepPlan
+from .plan import SampleTable, StepPlan
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
