@@ -1,7 +1,7 @@
 """What the ranks of one replica tell each other inside a call, over groups of our own."""
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ from .ranks import Ranks
 
 #: Bytes of a note: a fixed size, so that one collective is enough.
 _ROOM = 2048
-_OK, _FAILED, _ENDED = 0, 1, 2
 _LINKS: dict[tuple[str, ...], "Link"] = {}
 
 
@@ -69,51 +68,26 @@ class Link:
             notes = self._readers.gather(notes.reshape(-1))
         return [_read(row) for row in notes.reshape(-1, _ROOM)]
 
-    def deliver(self, payloads: Sequence[torch.Tensor | None] | BaseException | None) -> torch.Tensor | None:
+    def deliver(self, payloads: Sequence[torch.Tensor | None] | None) -> torch.Tensor | None:
         """Hand every rank of the replica what the reader has for it.
 
         Args:
-            payloads: on the reader, uint8 `[n]` for each rank in the replica's order, or what went wrong; elsewhere None.
+            payloads: on the reader, uint8 `[n]` for each rank in the replica's order; elsewhere None.
 
         Returns:
-            What this rank gets; None where that is nothing.
-
-        Raises:
-            StopIteration: the reader's data has ended.
-            EvenpackError: what went wrong on the reader.
+            The payload of this rank; None if that is nothing.
         """
-        if isinstance(payloads, BaseException):
-            return self._fail(payloads)
         if self._replica is None:
             return None
-        mine = [0 if part is None else part.numel() for part in payloads or [None] * self._ranks.size]
-        sizes = self._replica.gather(np.array([_OK, *mine], np.int64).view(np.uint8))
-        status, *of_all = sizes[0].view(np.int64).tolist()
-        if status == _ENDED:
-            raise StopIteration("the data has ended")
+        parts = payloads or [None] * self._ranks.size
+        mine = np.array([0 if part is None else part.numel() for part in parts], np.int64)
+        of_all = self._replica.gather(mine.view(np.uint8))[0].view(np.int64).tolist()
         if not sum(of_all):
             return None
         sources = [of_all[self._ranks.rank], *[0] * (self._ranks.size - 1)]
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-        parts = [nothing if part is None else part for part in payloads or [None] * self._ranks.size]
-        received = self._replica.exchange(parts, sources)[0]
-        if status == _FAILED:
-            raise _error_of(*msgspec.msgpack.decode(received.numpy().tobytes()))
+        received = self._replica.exchange([nothing if part is None else part for part in parts], sources)[0]
         return received if len(received) else None
-
-    def _fail(self, error: BaseException) -> NoReturn:
-        """Tell the replica what went wrong, and raise it."""
-        if self._replica is None:
-            raise error
-        ended = isinstance(error, StopIteration)
-        text = b"" if ended else msgspec.msgpack.encode(_named(error))
-        size = len(text)
-        others = self._ranks.size - 1
-        self._replica.gather(np.array([_ENDED if ended else _FAILED, 0, *[size] * others], np.int64).view(np.uint8))
-        if not ended:
-            told = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-            self._replica.exchange([told[:0], *[told] * others], [0] * (others + 1))
-        raise error
 
 
 def link_of(ranks: Ranks, timeout: float) -> Link:
@@ -134,7 +108,7 @@ def check_notes(notes: Sequence[Note]) -> None:
     for note in notes:
         if note.error is not None:
             kind, message = note.error
-            raise _error_of(kind, f"{note.place}: {message}")
+            raise error_of(kind, f"{note.place}: {message}")
     first = notes[0]
     size = len(notes) // (1 + max(note.dp_rank for note in notes))
     for index, note in enumerate(notes):
@@ -148,19 +122,21 @@ def check_notes(notes: Sequence[Note]) -> None:
 
 def error_note(error: BaseException) -> tuple[str, str]:
     """Return an error as a note carries it, short enough for its room."""
-    kind, message = _named(error)
+    kind, message = named(error)
     return kind, message[: _ROOM // 6]  # up to four bytes a character, and room for the rest
 
 
-def _named(error: BaseException) -> tuple[str, str]:
-    """Return class and message under which an error travels; a wrong setting stays a `ValueError` everywhere."""
-    if type(error) is ValueError:
-        return "ValueError", str(error)
+def named(error: BaseException) -> tuple[str, str]:
+    """Return class and message under which an error travels; a wrong setting and the end of the data keep their class."""
+    if type(error) is ValueError or isinstance(error, StopIteration):
+        return type(error).__name__, str(error)
     return to_wire(error)
 
 
-def _error_of(kind: str, message: str) -> Exception:
-    return ValueError(message) if kind == "ValueError" else from_wire(kind, message)
+def error_of(kind: str, message: str) -> Exception:
+    """Return the error that `named` described."""
+    known: dict[str, type[Exception]] = {"ValueError": ValueError, "StopIteration": StopIteration}
+    return known[kind](message or "the data has ended") if kind in known else from_wire(kind, message)
 
 
 def _open(store: Any, name: str, rank: int, size: int, timeout: float, share: bool = False) -> Transport | None:

@@ -18,7 +18,7 @@ from ...scheduler.telemetry.callbacks import Callbacks
 from .codec import decode, encode
 from .fields import fields_of, parts_of, selected
 from .ranks import Ranks
-from .replica import Link, Note, check_notes, error_note, link_of
+from .replica import Link, Note, check_notes, error_note, error_of, link_of, named
 from .session import Feed, Work, feed_of, own_iterator
 from .settings import scheduler_config
 
@@ -126,7 +126,8 @@ def wrap_data_iterator(
         everything = [fields_of(batch, step) for batch in step]
         payloads = _payloads(facts, everything, [note.fields for note in notes if note.dp_rank == ranks.dp.rank()])
     except Exception as failure:
-        link.deliver(failure)
+        text = encode({"error": named(failure)}, [])
+        link.deliver([None, *[text] * (ranks.size - 1)])
         raise
     link.deliver(payloads)
     return _returned(facts, [selected(found, parts) for found in everything], feed, vpp_size)
@@ -164,6 +165,8 @@ def _received(link: Link) -> tuple[StepFacts, list[dict[str, Any]]]:
     data = link.deliver(None)
     assert data is not None
     facts, batches = decode(data)
+    if "error" in facts:
+        raise error_of(*facts["error"])
     return StepFacts(**facts), batches
 
 
