@@ -4,9 +4,11 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from ...models.attention.boundaries import attention_boundaries
+from ...models.setup.call_check import position_bits
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
 from .megatron import packed_seq_params
-from .model_check import MASK, accepted_arguments, check_batch, is_megatron_module
+from .model_check import MASK, check_batch, check_callable, is_megatron_module
 from .row import Row
 
 Stage = Literal["first", "middle", "last"]
@@ -29,10 +31,13 @@ def forward_kwargs(batch: Row, model: nn.Module, stage: Stage | None) -> dict[st
     if stage not in (None, *get_args(Stage)):
         raise ValueError(f"stage must be None or one of {get_args(Stage)}, got {stage!r}")
     inner = unwrap_model(model)
-    names = accepted_arguments(inner, batch.adapter)
-    check_batch(batch, inner, names)
+    callable_model = check_callable(inner, batch.adapter)
+    names = callable_model.names
+    check_batch(batch, inner, callable_model)
     # Without labels for transformers: under that name the model would shift once more.
-    offered = {**_common_arguments(batch), **_varlen_arguments(batch)}
+    offered = {**_common_arguments(batch), **_varlen_arguments(batch, callable_model.is_causal)}
+    if callable_model.takes_bits:
+        offered["position_ids"] = position_bits(batch.position_ids)
     if not is_transformers_model(inner):
         offered |= _other_arguments(batch, inner, names)
     place = _stage_of(inner) if stage is None else (stage == "first", stage == "last")
@@ -52,14 +57,11 @@ def _other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dic
     return offered
 
 
-def _varlen_arguments(batch: Row) -> dict[str, Any]:
-    """Return the attention arguments of transformers.
-
-    Padding sits at the end of a causal segment, so padded boundaries change no real token; real ones would not fit the row.
-    """
+def _varlen_arguments(batch: Row, causal: bool) -> dict[str, Any]:
+    """Return the attention arguments of transformers."""
     return {
-        "cu_seq_lens_q": batch.cu_seqlens_q_padded,
-        "cu_seq_lens_k": batch.cu_seqlens_kv_padded,
+        "cu_seq_lens_q": attention_boundaries(batch.cu_seqlens_q, batch.cu_seqlens_q_padded, causal=causal),
+        "cu_seq_lens_k": attention_boundaries(batch.cu_seqlens_kv, batch.cu_seqlens_kv_padded, causal=causal),
         "max_length_q": batch.max_seqlen_q,
         "max_length_k": batch.max_seqlen_kv,
         "use_cache": False,

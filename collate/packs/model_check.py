@@ -1,15 +1,17 @@
 """Whether a model may be called with packs of a family; the answer is kept, because looking through a model takes long."""
 
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from ...core import SpelledMediaTokenError, UnsafeModelError
 from ...models.adapter import ModelAdapter
+from ...models.attention.rope import rope_threshold
 from ...models.registry import check_config
+from ...models.setup.call_check import takes_bits
 from ...models.setup.forward import forward_arguments
-from ...models.setup.prepare import check_model
+from ...models.setup.prepare import check_model, decoder_of, is_causal
 from ...models.setup.unwrap import is_transformers_model
 from .row import Row
 
@@ -17,11 +19,28 @@ MASK = "media_token_validity_mask"
 #: Arguments of models that lay media and text out anew inside their forward pass, so that boundaries no longer fit.
 _REPACKING = frozenset({"packing_kwargs", "num_image_tiles"})
 
-_accepted: "WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], ModelAdapter, frozenset[str]]]" = WeakKeyDictionary()
+
+class CallableModel(NamedTuple):
+    """How an unwrapped model may be called.
+
+    Attributes:
+        names: arguments that its forward pass takes.
+        is_causal: whether no token sees a later one.
+        rope_threshold: length beyond which its rotary tables change, None where they do not.
+        takes_bits: whether it takes fractional positions as their bits (`models.setup.call_check`).
+    """
+
+    names: frozenset[str]
+    is_causal: bool = True
+    rope_threshold: int | None = None
+    takes_bits: bool = False
 
 
-def accepted_arguments(inner: nn.Module, adapter: ModelAdapter) -> frozenset[str]:
-    """Return the names that an unwrapped model's forward pass takes, after checking that it is safe to call.
+_accepted: "WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], ModelAdapter, CallableModel]]" = WeakKeyDictionary()
+
+
+def check_callable(inner: nn.Module, adapter: ModelAdapter) -> CallableModel:
+    """Return how an unwrapped model is called, after checking that it is safe to call.
 
     Only a model that passed is remembered, and only until its class, its attention implementation or its device changes.
 
@@ -38,8 +57,12 @@ def accepted_arguments(inner: nn.Module, adapter: ModelAdapter) -> frozenset[str
     check_structure(inner, names, is_megatron=is_megatron_module(inner))
     check_model(inner)
     check_config(adapter, getattr(inner, "config", None))
-    _accepted[inner] = state, adapter, names
-    return names
+    found = CallableModel(names)
+    if is_transformers_model(inner):
+        decoder = decoder_of(inner)
+        found = CallableModel(names, is_causal(decoder), rope_threshold(decoder), takes_bits(decoder))
+    _accepted[inner] = state, adapter, found
+    return found
 
 
 def _model_state(inner: Any) -> tuple[object, ...]:
@@ -70,14 +93,24 @@ def check_structure(inner: Any, names: frozenset[str], *, is_megatron: bool) -> 
         raise UnsafeModelError(f"{name} takes no packed_seq_params: its attention would run over the whole row")
 
 
-def check_batch(batch: Row, inner: nn.Module, names: frozenset[str]) -> None:
+def check_batch(batch: Row, inner: nn.Module, model: CallableModel) -> None:
     """Check that a model can be told what is special about one pack.
 
     Raises:
         SpelledMediaTokenError: text spells a media token, and the model cannot be told.
-        UnsafeModelError: a shard, for a transformers model.
+        UnsafeModelError: a shard, for a transformers model; or a sample that padding makes long for the rotary tables.
     """
-    if MASK not in names:
+    threshold = model.rope_threshold
+    if threshold is not None and batch.cu_seqlens_q is not batch.cu_seqlens_q_padded:
+        real, padded = batch.cu_seqlens_q.diff(), batch.cu_seqlens_q_padded.diff()
+        crossing = (real <= threshold) & (padded > threshold) & (real > 0)
+        if bool(crossing.any()):
+            at = int(crossing.nonzero()[0])
+            raise UnsafeModelError(
+                f"{type(inner).__name__} takes other rotary factors beyond {threshold} tokens, and padding makes a sample of "
+                f"{int(real[at])} tokens {int(padded[at])} long: use align=1"
+            )
+    if MASK not in model.names:
         check_spelled(batch.num_spelled, type(inner).__name__, MASK)
     if batch.cp_size > 1 and is_transformers_model(inner):
         shard = f"shard {batch.cp_rank} of {batch.cp_size}"

@@ -20,7 +20,8 @@ from .varlen import lengths_of
 ISOLATABLE = re.compile(r"GatedDeltaNet$")
 #: Other layers that carry a state along the row, by name.
 RECURRENT = re.compile(
-    r"(Mixer|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|MambaLayer|Rglru|RwkvSelfAttention)$"
+    r"(Mixer|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|MambaLayer|Rglru|RecurrentBlock|RwkvSelfAttention"
+    r"|LSTM(Block|Layer|Cell)?|ShortConv|Convolution|Retention)$"
 )
 #: Arguments that describe a pack, and that a layer run on one segment must not see.
 VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
@@ -70,7 +71,7 @@ def leaking_layers(decoder: nn.Module) -> list[str]:
 def carries_state(module: nn.Module) -> bool:
     """Whether a module looks along the row other than by attention: by its name, or by a convolution of its own."""
     convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
-    return convolves or RECURRENT.search(type(module).__name__) is not None
+    return convolves or isinstance(module, nn.RNNBase) or RECURRENT.search(type(module).__name__) is not None
 
 
 def is_safe(module: nn.Module) -> bool:

@@ -13,6 +13,8 @@ from torch import nn
 from ...core import UnsafeModelError
 
 _SEGMENTS, _SHIFTED = "_evenpack_segments", "_evenpack_shifted"
+#: Positions with fractions of a second, and the integers that carry their bits.
+_FRACTIONS, _BITS = torch.float32, torch.int32
 
 
 def mark_pack(input_ids: torch.Tensor, targets: torch.Tensor, num_segments: int) -> None:
@@ -25,6 +27,36 @@ def watch_calls(model: nn.Module) -> None:
     """Let a transformers model check what it is called with; again is fine."""
     if check_call not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(check_call, with_kwargs=True)
+
+
+def position_bits(position_ids: torch.Tensor) -> torch.Tensor:
+    """Return fractional positions as integers of the same bits, which no mixed-precision policy casts.
+
+    FSDP casts floating arguments of a model's forward pass to the dtype of its parameters, and bfloat16 holds no integer above
+    256 exactly.
+    """
+    return position_ids.view(_BITS) if position_ids.dtype == _FRACTIONS else position_ids
+
+
+def take_bits(decoder: nn.Module) -> None:
+    """Let the decoder of a family with fractional positions take them as their bits; again is fine."""
+    if not takes_bits(decoder):
+        decoder.register_forward_pre_hook(_restore_positions, with_kwargs=True)
+
+
+def takes_bits(decoder: nn.Module) -> bool:
+    """Whether a decoder was set up to take fractional positions as their bits."""
+    return _restore_positions in decoder._forward_pre_hooks.values()
+
+
+def _restore_positions(
+    decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Turn the bits of fractional positions into positions again, as a forward pre-hook: FSDP's come before it."""
+    position_ids = kwargs.get("position_ids")
+    if not isinstance(position_ids, torch.Tensor) or position_ids.dtype != _BITS:
+        return None
+    return args, {**kwargs, "position_ids": position_ids.view(_FRACTIONS)}
 
 
 def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

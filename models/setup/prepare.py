@@ -9,8 +9,10 @@ from torch import nn
 
 from ...core import UnsafeModelError
 from ..attention.recurrent import has_varlen_kernels, is_isolatable, isolate_recurrent, leaking_layers
+from ..attention.rope import check_rope, isolate_rope
 from ..attention.varlen import VARLEN_ATTENTION, register_varlen_attention
-from .call_check import watch_calls
+from ..registry import family_of
+from .call_check import take_bits, watch_calls
 from .merge import merge_by_mask
 from .unwrap import is_transformers_model, unwrap_model
 
@@ -47,9 +49,12 @@ def prepare_model(model: nn.Module) -> nn.Module:
     decoder = decoder_of(inner)
     if any(is_isolatable(module) and not has_varlen_kernels(module) for module in decoder.modules()):
         isolate_recurrent(decoder)
+    isolate_rope(decoder)
     merge_by_mask(inner)
     watch_calls(inner)
-    check_model(model)
+    if has_fractional_positions(inner.config):
+        take_bits(decoder)
+    _check(inner, "prepare_model cannot change that")
     return model
 
 
@@ -60,16 +65,22 @@ def check_model(model: nn.Module) -> None:
 
     Raises:
         UnsafeModelError: attention, named by its implementation, that would ignore the boundaries (sdpa, eager and flex
-            attention take the varlen arguments and drop them), a recurrent layer that runs over the whole row, or a kind of
-            layer that picks what it attends to.
+            attention take the varlen arguments and drop them), a recurrent layer that runs over the whole row, a kind of
+            layer that picks what it attends to, rotary tables that follow the longest segment, or a decoder in which no
+            attention layer was found: what is not known to keep segments apart is refused.
     """
     inner = unwrap_model(model)
-    if not is_transformers_model(inner):
-        return
-    name, advice = type(inner).__name__, "evenpack.models.prepare_model(model) sets it up"
+    if is_transformers_model(inner):
+        _check(inner, "evenpack.models.prepare_model(model) sets it up, if it can")
+
+
+def _check(inner: Any, advice: str) -> None:
+    name = type(inner).__name__
     decoder = decoder_of(inner)
     if not uses_interface(inner, decoder):
-        raise UnsafeModelError(f"{name} has attention of its own, which never sees the boundaries of segments")
+        raise UnsafeModelError(
+            f"{name} has attention of its own, which never sees the boundaries of segments: it cannot run packs"
+        )
     for implementation in sorted(implementations(decoder)):
         if implementation not in HONOURING and "flash" not in implementation:
             raise UnsafeModelError(
@@ -84,9 +95,21 @@ def check_model(model: nn.Module) -> None:
         raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
     leaking = leaking_layers(decoder)
     if leaking:
+        raise UnsafeModelError(f"{name} has layers that carry a state from sample to sample of a pack: {leaking}. {advice}.")
+    if next(attention_layers(decoder), None) is None:
         raise UnsafeModelError(
-            f"{name} has layers that carry a state from sample to sample of a pack: {leaking}. {advice} if it can."
+            f"{name} has no attention layer that goes through transformers' interface, and nothing else in it is known to keep "
+            "the samples of a pack apart"
         )
+    check_rope(decoder, name, advice)
+
+
+def has_fractional_positions(config: Any) -> bool:
+    """Whether the positions of a model's family are fractions of a second."""
+    try:
+        return family_of(config).adapter.position_dtype == "float32"
+    except ValueError:
+        return False  # no family of ours; its positions are integers
 
 
 def set_attention(model: Any) -> None:
@@ -134,8 +157,13 @@ def attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Yield the attention layers of a decoder, each with the implementation that its config names."""
     for module in decoder.modules():
         config = getattr(module, "config", None)
-        if config is not None and hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention"):
+        if config is not None and hasattr(module, "layer_idx") and type(module).__name__.endswith(("Attention", "MLA")):
             yield module, str(config._attn_implementation)
+
+
+def is_causal(decoder: nn.Module) -> bool:
+    """Whether no token of a decoder sees a later one: what lies behind a sample's last token then changes nothing in it."""
+    return all(bool(getattr(module, "is_causal", True)) for module, _ in attention_layers(decoder))
 
 
 def drops_window(decoder: Any) -> bool:

@@ -1,4 +1,4 @@
-"""See for oneself that a model keeps the segments of a pack apart: change one sample, and watch the next one."""
+"""See for oneself that a model keeps the segments of a pack apart: run a sample in a pack and alone, and compare."""
 
 from typing import Any
 
@@ -6,66 +6,88 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...core import SampleLayout, UnsafeModelError
+from ...core import SampleLayout, UnsafeModelError, round_up
 from ..adapter import ModelAdapter
+from ..attention.boundaries import attention_boundaries
+from ..attention.rope import rope_threshold
 from ..layout.positions import pack_positions
 from .forward import forward_arguments
+from .prepare import decoder_of, is_causal
+from .unwrap import unwrap_model
 
 #: Largest change of a logit, over the largest logit, that rounding may explain.
 ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+#: Multiple that the probe pads its segments to, so that padding is seen too.
+ALIGN = 4
+#: Longest text of the probe, in tokens: beyond it, rotary tables for long samples are not tried.
+LONGEST = 16384
 
 
 @torch.no_grad()
-def verify_isolation(model: nn.Module, adapter: ModelAdapter, *, lengths: tuple[int, int] = (9, 7)) -> float:
-    """Run a pack of two texts twice, with another first text, and compare the second text's logits.
+def verify_isolation(model: nn.Module, adapter: ModelAdapter, *, lengths: tuple[int, int] | None = None) -> float:
+    """Run a short text behind another one in a pack, with padding behind each, and alone, and compare its outputs.
 
     `check_model` goes by what it knows about layers; this goes by what the model does, and so finds what is new. It needs a
-    transformers model that is ready to run, and runs it twice on a few tokens (on every rank, where it is sharded).
+    transformers model that is ready to run, and runs it twice (on every rank, where it is sharded).
 
     Args:
         model: the model, wrapped or not.
         adapter: its family.
-        lengths: tokens of the two texts.
+        lengths: tokens of the two texts; default: 9 and 7, or a first text long enough for the rotary tables of long samples
+            where the model has such.
 
     Returns:
-        The largest change of a logit, relative to the largest logit: rounding, if anything.
+        The largest difference of a logit (of a hidden state, for a model without a head), relative to the largest one:
+        rounding, if anything.
 
     Raises:
-        UnsafeModelError: the second text's logits depend on the first text.
+        UnsafeModelError: the second text's outputs depend on the pack around it.
     """
-    was_training = model.training
+    decoder = decoder_of(unwrap_model(model))
+    if lengths is None:
+        threshold = rope_threshold(decoder) or 0
+        lengths = (threshold + 1 if 9 <= threshold < LONGEST else 9, 7)
+    was_training, causal = model.training, is_causal(decoder)
     model.eval()
     try:
-        first, second = (second_logits(model, adapter, lengths, token) for token in (1, 2))
+        packed = _outputs(model, adapter, lengths, ALIGN, causal)
+        alone = _outputs(model, adapter, lengths[1:], 1, causal)
     finally:
         model.train(was_training)
-    change = float((first - second).abs().max() / first.abs().max())
-    if not change <= ROUNDING.get(first.dtype, 1e-4):
+    change = float((packed - alone).abs().max() / alone.abs().max())
+    if not change <= ROUNDING.get(alone.dtype, 1e-4):
         raise UnsafeModelError(
-            f"{type(model).__name__} mixes the segments of a pack: logits of one sample change by {change:.2g} of the largest "
-            "with the sample before it"
+            f"{type(model).__name__} mixes the segments of a pack: outputs of one sample differ by {change:.2g} of the largest "
+            "from the same sample alone"
         )
     return change
 
 
-def second_logits(model: nn.Module, adapter: ModelAdapter, lengths: tuple[int, int], token: int) -> torch.Tensor:
-    """Return the second text's logits [L, V], after a first text of one token repeated."""
+def _outputs(model: nn.Module, adapter: ModelAdapter, lengths: tuple[int, ...], align: int, causal: bool) -> torch.Tensor:
+    """Return the outputs [L, V] of the last text of a row."""
     device = next(model.parameters()).device
-    cu = np.array([0, lengths[0], sum(lengths)])
-    positions = torch.from_numpy(pack_positions([SampleLayout.text(length) for length in lengths], cu, adapter))
-    boundaries = torch.from_numpy(cu.astype(np.int32)).to(device)
-    ids = torch.tensor([[token] * lengths[0] + [3 + k % 5 for k in range(lengths[1])]], device=device)
+    padded = [round_up(length, align) for length in lengths]
+    real, cu = (np.cumsum([0, *sizes]) for sizes in (lengths, padded))
+    positions = torch.from_numpy(pack_positions([SampleLayout.text(size) for size in padded], cu, adapter))
+    boundaries = attention_boundaries(*(torch.from_numpy(one.astype(np.int32)) for one in (real, cu)), causal=causal)
+    boundaries = boundaries.to(device)
+    # The first text repeats a token that the second one lacks; padding repeats another.
+    texts = [[1] * size for size in lengths[:-1]] + [[3 + k % 5 for k in range(lengths[-1])]]
+    ids = [token for text, size in zip(texts, padded, strict=True) for token in text + [2] * (size - len(text))]
+    segments = torch.repeat_interleave(torch.arange(len(padded), dtype=torch.int32), torch.tensor(padded))
     offered: dict[str, Any] = {
-        "input_ids": ids,
+        "input_ids": torch.tensor([ids], device=device),
         "position_ids": (positions if adapter.rope == "1d" else positions[:, None]).to(device),
-        "mm_token_type_ids": torch.zeros_like(ids),
+        "mm_token_type_ids": torch.zeros(1, int(cu[-1]), dtype=torch.int64, device=device),
         "cu_seq_lens_q": boundaries,
         "cu_seq_lens_k": boundaries,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-        "seq_idx": torch.repeat_interleave(torch.arange(2, dtype=torch.int32), torch.tensor(lengths)).to(device)[None],
+        "max_length_q": max(padded),
+        "max_length_k": max(padded),
+        "seq_idx": segments.to(device)[None],
         "use_cache": False,
     }
     names = forward_arguments(model, adapter)
-    output: torch.Tensor = model(**{name: value for name, value in offered.items() if name in names}).logits
-    return output[0, lengths[0] :]
+    output = model(**{name: value for name, value in offered.items() if name in names})
+    outputs: torch.Tensor = getattr(output, "logits", None) if getattr(output, "logits", None) is not None else output[0]
+    start = int(cu[-2])
+    return outputs[0, start : start + lengths[-1]]
