@@ -174,3 +174,26 @@ def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fiel
                 items = f"{counts[modality]} {modality} items"
                 raise FieldShapeError(f"{where}: {name!r} has {rows} rows, but the grids of {items} have {patches}")
     return {modality: count for modality, count in counts.items() if count}
+
+
+def refuse_padded(input_ids: torch.Tensor, labels: torch.Tensor | None, pad: int, where: str) -> None:
+    """Refuse a row that looks padded and came without `attention_mask`: its padding would be trained on.
+
+    Two or more padding ids at an end, none of them learned by the sample's own labels, look padded. Id 0 is no sign: it
+    stands for a family without a padding token.
+
+    Raises:
+        FieldShapeError: such a row; an attention mask, of ones if all tokens are real, settles it.
+    """
+    if pad == 0 or len(input_ids) < 2:
+        return
+    is_pad = input_ids == pad
+    if labels is not None:
+        is_pad &= labels == IGNORED
+    if not bool(is_pad[:2].all() | is_pad[-2:].all()):
+        return
+    count = int((input_ids == pad).sum())
+    raise FieldShapeError(
+        f"{where}: {count} of {len(input_ids)} tokens are the padding token {pad}, at an end of the row: "
+        "a padded row needs 'attention_mask' (all ones if these tokens are real)"
+    )

@@ -22,10 +22,11 @@ from .check import (
     check_weights,
     item_counts,
     item_grids,
+    refuse_padded,
 )
 from .convert import convert
 from .targets import IGNORED
-from .trim import is_megatron, mask_span, megatron_names, megatron_span, refuse_padded, trim
+from .trim import mask_span, megatron_names, megatron_span, trim
 
 TYPES = "mm_token_type_ids"
 
@@ -65,7 +66,7 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
     if not isinstance(raw, Mapping):
         raise FieldShapeError(f"{where}: a sample must be a mapping of named values, got {type(raw).__name__}")
     given = {name: value for name, value in raw.items() if value is not None}
-    shifted = is_megatron(given)
+    shifted = "tokens" in given and "input_ids" not in given  # Megatron-Core's keys: labels are shifted, the row is padded
     mask = None if "attention_mask" in adapter.fields else given.pop("attention_mask", None)
     values = typed(megatron_names(given) if shifted else given, adapter, where)
     length = check_token_lengths(values, adapter.fields, where)

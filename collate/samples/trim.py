@@ -24,11 +24,6 @@ _LENGTH = Field(name="original_seq_len", kind="sample", dtype="any")
 _POSITIONS = Field(name="position_ids", kind="token", dtype="int64")
 
 
-def is_megatron(raw: Mapping[str, Any]) -> bool:
-    """Whether a raw sample has Megatron-Core's keys: its labels are then shifted already, and its row padded."""
-    return "tokens" in raw and "input_ids" not in raw
-
-
 def megatron_names(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Megatron-Core sample under our names, without the keys that only describe the row."""
     return {_MEGATRON_KEYS.get(name, name) or "": value for name, value in raw.items() if _MEGATRON_KEYS.get(name, name)}
@@ -94,29 +89,6 @@ def mask_span(value: Any, width: int, where: str) -> tuple[int, int]:
             f"{where}: 'attention_mask' marks {len(real)} tokens between {start} and {stop}: padding may only surround them"
         )
     return start, stop
-
-
-def refuse_padded(input_ids: torch.Tensor, labels: torch.Tensor | None, pad: int, where: str) -> None:
-    """Refuse a row that looks padded and came without `attention_mask`: its padding would be trained on.
-
-    Two or more padding ids at an end, none of them learned by the sample's own labels, look padded. Id 0 is no sign: it
-    stands for a family without a padding token.
-
-    Raises:
-        FieldShapeError: such a row; an attention mask, of ones if all tokens are real, settles it.
-    """
-    if pad == 0 or len(input_ids) < 2:
-        return
-    is_pad = input_ids == pad
-    if labels is not None:
-        is_pad &= labels == -100
-    if not bool(is_pad[:2].all() | is_pad[-2:].all()):
-        return
-    count = int((input_ids == pad).sum())
-    raise FieldShapeError(
-        f"{where}: {count} of {len(input_ids)} tokens are the padding token {pad}, at an end of the row: "
-        "a padded row needs 'attention_mask' (all ones if these tokens are real)"
-    )
 
 
 def trim(values: dict[str, Any], fields: FieldSet, span: tuple[int, int]) -> None:

@@ -23,7 +23,8 @@ class CountingSource:
     def __iter__(self) -> Iterator[Any]:
         self._count, self._skip = self._skip, 0
         iterator = iter(self._items)
-        skip(iterator, self._count)
+        if self._count:
+            skip(iterator, self._count)
         for item in iterator:
             self._count += 1
             yield item
