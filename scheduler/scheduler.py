@@ -107,7 +107,7 @@ class PackingScheduler(Iterator[PackedStep]):
         cost = default_cost(adapter) if cost is None else cost
         self._costs = Costs(adapter, cost)
         self._config = config
-        warm_up_once(groups.rank)
+        warm_up_once(groups.rank, config, num_phases=len(cost.phases))
         self._callbacks, self._clock = told, StepClock()
         self._told: PackedStep | None = None
         self._groups = groups

@@ -3,10 +3,11 @@
 from .certificate import CODE_VERSION
 from .config import MediaTowers, PlanConfig
 from .fixed import plan_fixed
-from .planner import plan_step, warm_up
+from .planner import plan_step
 from .result import StepPlan
 from .table import SampleTable
 from .two_level import Team, plan_in_pods, planner_for
+from .warmup import warm_up
 
 __all__ = [
     "CODE_VERSION",

@@ -1,13 +1,11 @@
 """`plan_step`: one global assignment of a step's samples, the same on every rank."""
 
 from collections.abc import Sequence
-from typing import Any, get_args
-
-import numpy as np
+from typing import Any
 
 from . import bounds
 from .certificate import certify
-from .config import NO_TOWERS, MediaTowers, Movement, PlanConfig, Sync
+from .config import NO_TOWERS, MediaTowers, PlanConfig
 from .problem import build_problem
 from .result import StepPlan
 from .search import solve
@@ -63,19 +61,3 @@ def plan_step(
     )
     bound = bounds.objective(problem)
     return certify(table, problem, solve(problem, bound), bound)
-
-
-def warm_up() -> None:
-    """Compile or load every kernel, so that the first step pays nothing."""
-    lengths = np.arange(1, 41) * 37 % 61 + 1
-    homes = np.sort(np.arange(40) % 3)
-    for cost in (lengths, np.stack([lengths[::-1], lengths], axis=1)):
-        table = SampleTable.from_lengths(lengths, home=homes, cost=cost)
-        for sync in get_args(Sync):
-            for movement in get_args(Movement):
-                config = PlanConfig(max_tokens=150, sync=sync, movement=movement, tolerance=0.0)
-                for peers in (None, [[1], [2], [0]]):
-                    plan_step(table, num_ranks=3, config=config, peers=peers)
-        # All at one rank that may send to one other: samples that find no room at home.
-        table = SampleTable.from_lengths(lengths, home=homes * 0, cost=cost)
-        plan_step(table, num_ranks=3, config=PlanConfig(max_tokens=150), peers=[[1], [2], [0]])

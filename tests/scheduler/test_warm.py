@@ -7,7 +7,7 @@ import sys
 import numba
 import pytest
 
-from evenpack.scheduler import warm
+from evenpack.scheduler import SchedulerConfig, warm
 
 LAUNCHED = ("LOCAL_RANK", "SLURM_LOCALID")
 START = """
@@ -16,10 +16,7 @@ PackingScheduler([], config=SchedulerConfig(max_tokens=8, samples_per_step=1), a
 """
 
 
-def compile_two():
-    """Compile two functions that no cache holds."""
-    for _ in range(2):
-        numba.njit(lambda value: value + 1)(1)
+CONFIG = SchedulerConfig(max_tokens=8, samples_per_step=1)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +35,37 @@ def test_the_first_rank_of_a_node_tells_once(rank, environment, lines, monkeypat
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    warm.warm_up_once(rank, warm=compile_two)
-    assert capsys.readouterr().err == f"{warm.TEXT}\n" * lines
+
+    def compile_two(config, **_):
+        """Compile two functions that no cache holds."""
+        for _ in range(2):
+            numba.njit(lambda value: value + 1)(1)
+
+    for _ in range(2):  # the second time nothing is left to compile
+        warm.warm_up_once(rank, CONFIG, warm=compile_two)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [warm.TEXT, "evenpack: compiled in 0 s"] * lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({}, [("step", "minimal", 2, False)]),
+        ({"sync": "microbatch", "movement": "free"}, [("microbatch", "free", 2, False)]),
+        ({"transport": "device"}, [("step", "minimal", 2, True)]),
+        ({"scope": "rank"}, [("step", "minimal", 2, True)]),
+        ({"scope": "microbatch", "samples_per_step": None, "num_microbatches": 2}, []),
+    ],
+)
+def test_only_what_the_settings_need_is_compiled(settings, needed):
+    asked = []
+
+    def note(config, *, num_phases, has_peers):
+        asked.append((config.sync, config.movement, num_phases, has_peers))
+
+    config = SchedulerConfig(**{"max_tokens": 8, "samples_per_step": 1, **settings})
+    warm.warm_up_once(0, config, num_phases=3, warm=note)
+    assert asked == needed
 
 
 def test_what_is_loaded_is_not_told_of():
@@ -56,6 +82,6 @@ def test_a_scheduler_without_a_cache_tells_before_it_compiles(tmp_path):
     try:
         assert started.stderr is not None and started.stderr.readline() == f"{warm.TEXT}\n"
     finally:
-        started.kill()  # the rest of the minute tells nothing more
+        started.kill()
         started.wait()
         started.stderr.close()
