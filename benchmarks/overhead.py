@@ -2,12 +2,19 @@
 
     python -m benchmarks.overhead [--ranks 2] [--steps 20] [--compute 0.5]
 
-Every step computes for a fixed time (matrix products on one thread, a barrier at the end), once with `prefetch=0` and once with
-`prefetch=1`, on image-text samples. Exposed is what the loop waits for; packing happens when a pack is asked for.
+First the start: seconds of CPU, on one core, that a process spends on the planner before its first step, if it must be compiled
+(cold), and if numba's cache holds it (warm).
+
+Then every step computes for a fixed time (matrix products on one thread, a barrier at the end), once with `prefetch=0` and once
+with `prefetch=1`, on image-text samples. Exposed is what the loop waits for; packing happens when a pack is asked for.
 """
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 
 import torch
@@ -19,6 +26,33 @@ from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
 from evenpack.scheduler.testing import run_ranks
 
 TARGET = 0.02
+#: Seconds of one core in which the planner must be compiled.
+COLD_TARGET = 20.0
+START = """
+import os, sys, time
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+from evenpack.scheduler import SchedulerConfig
+from evenpack.scheduler.warm import warm_up_once
+start = time.process_time()
+warm_up_once(1, SchedulerConfig(max_tokens=8, samples_per_step=1, sync=sys.argv[1]), num_phases=int(sys.argv[2]))
+print(time.process_time() - start)
+"""
+
+
+def start_rows() -> None:
+    """Print the CPU time of a cold and of a warm start, for either sync point, of a text and of a vision-language model."""
+    for sync in ("step", "microbatch"):
+        for num_phases, model in ((1, "text"), (2, "vision-language")):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-c", START, sync, str(num_phases)]
+                cold, warm = (
+                    float(subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": folder}, check=True,
+                                         capture_output=True, text=True).stdout)
+                    for _ in range(2)
+                )  # fmt: skip
+            verdict = "pass" if cold < COLD_TARGET else "MISS"
+            print(f"start, sync={sync!r:12} {model:15} cold {cold:5.1f} s  target < {COLD_TARGET:.0f} s: {verdict}  "
+                  f"warm {warm:4.2f} s", flush=True)  # fmt: skip
 
 
 def compute(seconds: float, matrix: torch.Tensor) -> None:
@@ -63,6 +97,7 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=0.5, help="seconds of computation a step")
     parser.add_argument("--samples", type=int, default=16, help="samples per rank and step")
     options = parser.parse_args()
+    start_rows()
     for prefetch in (0, 1):
         outcomes = run_ranks(
             lambda rank, _, depth=prefetch: loop(rank, depth, options.steps, options.compute, options.samples),

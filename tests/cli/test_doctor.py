@@ -159,7 +159,7 @@ def test_no_cache_at_all_is_found_in_a_real_process():
         "print(local.check_cache(local.cache_folder()))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert "level='wrong'" in out and "every start compiles it anew" in out
+    assert "level='wrong'" in out and "every start compiles it again" in out
 
 
 def test_more_ranks_than_devices(monkeypatch):
