@@ -121,7 +121,6 @@ def wrap_data_iterator(
         facts = _facts(step, feed)
         if ranks.size == 1:
             # Nobody waits for these packs: each is built when it is asked for, while the device runs the one before.
-            link.deliver([None])
             return _returned(facts, (selected(fields_of(batch, step), parts) for batch in step), feed, vpp_size)
         everything = [fields_of(batch, step) for batch in step]
         payloads = _payloads(facts, everything, [note.fields for note in notes if note.dp_rank == ranks.dp.rank()])
