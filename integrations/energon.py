@@ -22,10 +22,10 @@ from ..collate import PackedBatch, SampleEncoder
 from ..core import SampleError
 
 #: Endings of parts that hold an image, and of parts that hold a video.
-IMAGE_PARTS = ("png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff")
-VIDEO_PARTS = ("mp4", "webm", "mkv", "avi", "mov")
+_IMAGE_PARTS = ("png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff")
+_VIDEO_PARTS = ("mp4", "webm", "mkv", "avi", "mov")
 #: Part that holds the example itself.
-EXAMPLE_PART = "json"
+_EXAMPLE_PART = "json"
 _OWN = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 
 
@@ -43,7 +43,7 @@ class EncodedSample(dict[str, Any]):
             setattr(self, name, own(source, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (dict(self), {name: getattr(self, name) for name in _OWN})
+        return _rebuilt, (dict(self), {name: getattr(self, name) for name in _OWN})
 
 
 class EnergonTaskEncoder(TaskEncoder):  # type: ignore[misc]
@@ -79,7 +79,7 @@ class EnergonTaskEncoder(TaskEncoder):  # type: ignore[misc]
         self.encoder = encoder
         self._read = example_of if read is None else read
         self._pack = pack
-        self.cookers = [Cooker(keep)]
+        self.cookers = [Cooker(_keep)]
 
     @stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: Any) -> EncodedSample:
@@ -104,7 +104,7 @@ class EnergonTaskEncoder(TaskEncoder):  # type: ignore[misc]
 
 
 @stateless  # type: ignore[untyped-decorator]
-def keep(sample: Any) -> Any:
+def _keep(sample: Any) -> Any:
     """Return a crude sample as it is: the encoder reads it."""
     return sample
 
@@ -133,13 +133,13 @@ def example_of(sample: Any) -> dict[str, Any]:
 def crude_example(sample: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a crude sample's example: its JSON part, with the bytes of its media parts."""
     parts = {name: value for name, value in sample.items() if not name.startswith("__")}
-    if EXAMPLE_PART not in parts:
-        raise SampleError(f"sample {key!r} has no part {EXAMPLE_PART!r}; its parts are {sorted(parts)}")
-    raw = parts[EXAMPLE_PART]
+    if _EXAMPLE_PART not in parts:
+        raise SampleError(f"sample {key!r} has no part {_EXAMPLE_PART!r}; its parts are {sorted(parts)}")
+    raw = parts[_EXAMPLE_PART]
     example = dict(raw if isinstance(raw, Mapping) else json.loads(raw))
     example.setdefault("sample_id", key)
-    for name, endings in (("images", IMAGE_PARTS), ("videos", VIDEO_PARTS)):
-        found = sorted((part for part in parts if part.rpartition(".")[2] in endings), key=by_number)
+    for name, endings in (("images", _IMAGE_PARTS), ("videos", _VIDEO_PARTS)):
+        found = sorted((part for part in parts if part.rpartition(".")[2] in endings), key=_by_number)
         if found:
             example[name] = [parts[part] for part in found]
     return example
@@ -152,11 +152,11 @@ def question(image: Any, text: str, answer: str, key: str) -> dict[str, Any]:
     return {"messages": messages, "images": [image], "sample_id": key}
 
 
-def by_number(part: str) -> tuple[int, str]:
+def _by_number(part: str) -> tuple[int, str]:
     """Order parts `2.png`, `10.png` by their numbers.
 
     Example:
-        >>> sorted(["10.png", "2.png"], key=by_number)
+        >>> sorted(["10.png", "2.png"], key=_by_number)
         ['2.png', '10.png']
     """
     digits = "".join(one for one in part.partition(".")[0] if one.isdigit())
@@ -168,6 +168,6 @@ def own(sample: Any, name: str) -> Any:
     return sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
 
 
-def rebuilt(fields: dict[str, Any], names: dict[str, Any]) -> EncodedSample:
+def _rebuilt(fields: dict[str, Any], names: dict[str, Any]) -> EncodedSample:
     """Return a sample that another process sent."""
     return EncodedSample(fields, names)

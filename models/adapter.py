@@ -80,7 +80,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many tokens anchor an item of `grid` (t, h, w in patches; audio: frames, 1, 1)."""
         t, h, w = grid
         if modality == "audio":
-            return audio_tokens(t, self.audio_window)
+            return _audio_tokens(t, self.audio_window)
         if modality == "video":
             t //= self.temporal_merge
         return t * (h // self.merge_size) * (w // self.merge_size)
@@ -108,7 +108,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         return None not in tokens and tokens[0] == tokens[1]
 
 
-def audio_tokens(frames: int, window: int) -> int:
+def _audio_tokens(frames: int, window: int) -> int:
     """Return how many tokens anchor an audio clip of mel frames.
 
     Two strided convolutions (Qwen2.5-Omni: one, then a pooling) over the clip, or three over each window of it (Qwen3-Omni:

@@ -22,28 +22,28 @@ def from_config(family: Family, config: Any) -> ModelAdapter:
     grids = {"image": (1, merge, merge), "video": (frames, merge, merge)}
     return msgspec.structs.replace(
         replaced,
-        fields=with_sizes(with_patch_dim(adapter.fields, adapter.patch_dim, replaced.patch_dim), family, config),
+        fields=_with_sizes(_with_patch_dim(adapter.fields, adapter.patch_dim, replaced.patch_dim), family, config),
         dummy_grids={modality: grids.get(modality, grid) for modality, grid in adapter.dummy_grids.items()},
     )
 
 
-def with_patch_dim(fields: FieldSet, before: int, after: int) -> FieldSet:
+def _with_patch_dim(fields: FieldSet, before: int, after: int) -> FieldSet:
     """Return the fields with the size of a patch changed: one row of `before` numbers, or [channels, side, side]."""
     if before == after:
         return fields
-    return FieldSet(tuple(msgspec.structs.replace(f, shape=resized(f.shape, before, after)) for f in fields))
+    return FieldSet(tuple(msgspec.structs.replace(f, shape=_resized(f.shape, before, after)) for f in fields))
 
 
-def with_sizes(fields: FieldSet, family: Family, config: Any) -> FieldSet:
+def _with_sizes(fields: FieldSet, family: Family, config: Any) -> FieldSet:
     """Return the fields with the sizes that a config says."""
-    sizes = {name: lookup(config, path) for name, path in family.sizes.items()}
+    sizes = {name: _lookup(config, path) for name, path in family.sizes.items()}
     known = (
         msgspec.structs.replace(f, shape=(sizes[f.name], *(f.shape or ())[1:])) if sizes.get(f.name) else f for f in fields
     )
     return FieldSet(tuple(known))
 
 
-def resized(shape: tuple[int | None, ...] | None, before: int, after: int) -> tuple[int | None, ...] | None:
+def _resized(shape: tuple[int | None, ...] | None, before: int, after: int) -> tuple[int | None, ...] | None:
     """Return a patch's shape for `after` numbers, and any other shape as it is."""
     if not shape or None in shape or math.prod(shape) != before:  # type: ignore[arg-type]
         return shape
@@ -58,8 +58,8 @@ def config_values(family: Family, config: Any) -> dict[str, Any]:
 
     Values that the config leaves out, or leaves at None, are absent.
     """
-    found = {attribute: lookup(config, path) for attribute, path in family.paths.items()}
-    factors = [lookup(config, path) for path in family.patch]
+    found = {attribute: _lookup(config, path) for attribute, path in family.paths.items()}
+    factors = [_lookup(config, path) for path in family.patch]
     if factors and all(isinstance(factor, int) for factor in factors):
         found["patch_dim"] = math.prod(factors)
     return {attribute: value for attribute, value in found.items() if value is not None}
@@ -72,7 +72,7 @@ def adapter_value(adapter: ModelAdapter, attribute: str) -> Any:
     return value.get(entry) if entry else value
 
 
-def lookup(config: Any, path: str) -> Any:
+def _lookup(config: Any, path: str) -> Any:
     """Follow a dotted path through a config's attributes; None where it ends early.
 
     An Omni config keeps the model that is trained, its thinker, one level down.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 1, 1, 1
-TRAINED = FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT
+_TRAINED = FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT
 
 
 class CostCoefficients(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +66,12 @@ def coefficients_from_config(
     holder = getattr(hf_config, "thinker_config", hf_config)
     text = getattr(holder, "text_config", None) or holder
     vision = getattr(holder, "vision_config", None)
-    weights = 2.0 * (TRAINED - WEIGHT_GRADIENT if lora else TRAINED)
+    weights = 2.0 * (_TRAINED - WEIGHT_GRADIENT if lora else _TRAINED)
     linear, full_layers, window_layers = _decoder(text)
     share = 1.0 / (tp_size * cp_size)
-    per_layer = 2.0 * TRAINED * _attention_width(text) * share
+    per_layer = 2.0 * _TRAINED * _attention_width(text) * share
     fields: dict[str, Any] = {
-        "decoder_linear": weights * linear * share + 2.0 * TRAINED * _recurrent_state(text) * share,
+        "decoder_linear": weights * linear * share + 2.0 * _TRAINED * _recurrent_state(text) * share,
         "decoder_quadratic": per_layer * full_layers,
         "decoder_windowed": per_layer * window_layers,
         "decoder_window": int(getattr(text, "sliding_window", None) or 0) if window_layers else 0,
@@ -79,7 +79,7 @@ def coefficients_from_config(
     if vision is not None:
         trained = trained_modalities is None or bool({"image", "video"} & set(trained_modalities))
         patch, patch_squared = _vision(vision)
-        passes = (TRAINED if trained else FORWARD) / tp_size
+        passes = (_TRAINED if trained else FORWARD) / tp_size
         fields |= {"vision_linear": passes * patch, "vision_quadratic": passes * patch_squared, "has_vision": True}
     return CostCoefficients(**fields)
 

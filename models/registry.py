@@ -67,7 +67,7 @@ def adapter_for(name_or_config: Any, *, trained_modalities: Iterable[str] | None
         adapter = family.adapter
     else:
         adapter = from_config(family_of(name_or_config), name_or_config)
-    return adapter if trained_modalities is None else training_only(adapter, tuple(trained_modalities))
+    return adapter if trained_modalities is None else _training_only(adapter, tuple(trained_modalities))
 
 
 def register_family(family: Family) -> None:
@@ -101,7 +101,7 @@ def family_of(config: Any) -> Family:
     return TEXT
 
 
-def training_only(adapter: ModelAdapter, modalities: tuple[str, ...]) -> ModelAdapter:
+def _training_only(adapter: ModelAdapter, modalities: tuple[str, ...]) -> ModelAdapter:
     """Return the adapter with only some modalities' towers trained."""
     unknown = sorted(set(modalities) - set(adapter.media_tokens))
     if unknown:

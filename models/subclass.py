@@ -13,11 +13,11 @@ def subclass(module: Any, mixin: type, forward: Callable[..., Any] | None = None
     """Put a mixin before a module's class, and another forward pass where one is given; again is fine."""
     if not isinstance(module, mixin):
         cls: Any = type(module)
-        module.__class__ = subclassed(mixin, cls, forward)
+        module.__class__ = _subclassed(mixin, cls, forward)
 
 
 @cache
-def subclassed(mixin: type, cls: type, forward: Callable[..., Any] | None) -> Any:
+def _subclassed(mixin: type, cls: type, forward: Callable[..., Any] | None) -> Any:
     """Return the class `cls` with a mixin before it; one and the same for equal arguments."""
     members: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     if forward is not None:

@@ -37,12 +37,12 @@ def segment_attention() -> type:
         def forward(self, query: Any, key: Any, value: Any, *_: Any, packed_seq_params: Any = None, **__: Any) -> torch.Tensor:
             if packed_seq_params is None:
                 raise ValueError("segment attention needs packed rows: packed_seq_params is None")
-            return attend(query, key, value, packed_seq_params, self.cp_group, self.scale)
+            return _attend(query, key, value, packed_seq_params, self.cp_group, self.scale)
 
     return SegmentAttention
 
 
-def attend(
+def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, params: Any, cp_group: Any, scale: float
 ) -> torch.Tensor:
     """Return causal attention within segments.
@@ -65,7 +65,7 @@ def attend(
         shares = [cp_slots(cu, rank, cp_group.size()) for rank in range(cp_group.size())]
         slots = shares[cp_group.rank()]
         back = torch.from_numpy(np.argsort(np.concatenate(shares))).to(key.device)
-        key, value = (gathered(states, cp_group)[back] for states in (key, value))
+        key, value = (_gathered(states, cp_group)[back] for states in (key, value))
     parts, at = [], 0
     for start, stop, length in zip(cu[:-1].tolist(), cu[1:].tolist(), lengths, strict=True):
         # A rank holds its slots segment by segment, an equal share of each.
@@ -91,7 +91,7 @@ def _one(
     return torch.zeros_like(query).index_put((real.nonzero().flatten(),), found.transpose(0, 1))
 
 
-def gathered(states: torch.Tensor, group: Any) -> torch.Tensor:
+def _gathered(states: torch.Tensor, group: Any) -> torch.Tensor:
     """Return every rank's `states` along the first axis, in rank order; gradients flow back to their ranks."""
     found: torch.Tensor = _Gathered.apply(states, group)  # type: ignore[no-untyped-call]
     return found

@@ -8,7 +8,7 @@ import torch
 from ...collate.packs.model_check import MASK, check_spelled
 
 #: Fields that describe pixels, under the names that Bridge's models take.
-VISUAL = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+_VISUAL = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 
 
 class VisualInputs:
@@ -52,7 +52,7 @@ def to_bridge(microbatch: Mapping[str, Any]) -> dict[str, Any]:
         "cu_seqlens_kv": real,
         "max_seqlen_q": microbatch["max_seqlen"],
         "max_seqlen_kv": microbatch["max_seqlen"],
-        "visual_inputs": VisualInputs({name: microbatch.get(name) for name in VISUAL}),
+        "visual_inputs": VisualInputs({name: microbatch.get(name) for name in _VISUAL}),
     }
     if "tokens" in rows:
         found["input_ids"] = rows["tokens"]

@@ -69,12 +69,12 @@ def model_arguments(batch: StageBatch, model: Any) -> dict[str, Any]:
         "labels": batch.labels,
         "loss_mask": batch.loss_mask,
         "packed_seq_params": batch.packed_seq_params,
-        "padding_mask": padding_mask_for(batch.padding_mask, model),
+        "padding_mask": _padding_mask_for(batch.padding_mask, model),
     }
     return {name: value for name, value in offered.items() if name in names}
 
 
-def padding_mask_for(mask: torch.Tensor, model: Any) -> torch.Tensor:
+def _padding_mask_for(mask: torch.Tensor, model: Any) -> torch.Tensor:
     """Return the padding mask as a stage's router takes it.
 
     Under sequence parallelism a `GPTModel` cuts the mask beside its embedding; later stages, whose hidden states arrive cut,

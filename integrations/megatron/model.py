@@ -5,8 +5,8 @@ from typing import Any
 from ...core import UnsafeModelError
 from ...models.setup.unwrap import unwrap_model
 
-FUSED = "M-RoPE on packed rows needs apply_rope_fusion=False: the fused kernel counts positions from 0 in every segment"
-UNPREPARED = "M-RoPE with context parallelism needs prepare_model(model): Megatron-Core cuts the angles of the row twice"
+_FUSED = "M-RoPE on packed rows needs apply_rope_fusion=False: the fused kernel counts positions from 0 in every segment"
+_UNPREPARED = "M-RoPE with context parallelism needs prepare_model(model): Megatron-Core cuts the angles of the row twice"
 
 
 class _Alone:
@@ -39,7 +39,7 @@ def prepare_model(model: Any) -> Any:
     """
     for module in _mrope_modules(model):
         if module.config.apply_rope_fusion:
-            raise UnsafeModelError(FUSED)
+            raise UnsafeModelError(_FUSED)
         module.rotary_pos_emb.cp_group = _Alone()
     return model
 
@@ -56,9 +56,9 @@ def check_model(model: Any, cp_size: int) -> None:
     """
     for module in _mrope_modules(model):
         if module.config.apply_rope_fusion:
-            raise UnsafeModelError(FUSED)
+            raise UnsafeModelError(_FUSED)
         if cp_size > 1 and not isinstance(module.rotary_pos_emb.cp_group, _Alone):
-            raise UnsafeModelError(UNPREPARED)
+            raise UnsafeModelError(_UNPREPARED)
 
 
 def _mrope_modules(model: Any) -> list[Any]:

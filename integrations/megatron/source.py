@@ -58,7 +58,7 @@ class PulledSource:
         if iterator is None:
             return False
         try:
-            self._log.append(samples_of(next(_unrecorded(iterator))))
+            self._log.append(_samples_of(next(_unrecorded(iterator))))
         except StopIteration:
             self._ended = True
             return False
@@ -102,7 +102,7 @@ class PulledSource:
                 self._first = self._position
 
 
-def samples_of(item: Any) -> list[Mapping[str, Any]]:
+def _samples_of(item: Any) -> list[Mapping[str, Any]]:
     """Return the samples in what one `next()` gave.
 
     Raises:
@@ -111,7 +111,7 @@ def samples_of(item: Any) -> list[Mapping[str, Any]]:
 
     Example:
         >>> row = {"tokens": torch.tensor([1, 2, 3]), "labels": torch.tensor([2, 9, 4]), "cu_seqlens": torch.tensor([0, 2, 3])}
-        >>> [(part["tokens"].tolist(), part["original_seq_len"]) for part in samples_of(row)]
+        >>> [(part["tokens"].tolist(), part["original_seq_len"]) for part in _samples_of(row)]
         [([1, 2], 2), ([3], 1)]
     """
     items = item if isinstance(item, list | tuple) else [item]

@@ -8,13 +8,13 @@ import torch
 from ...scheduler import PackingScheduler
 
 #: File of one rank in a checkpoint's folder.
-PATTERN = "packing_state_{rank}.pt"
+_PATTERN = "packing_state_{rank}.pt"
 
 
 def save_state(scheduler: PackingScheduler, folder: str | Path, rank: int) -> None:
     """Save this rank's state."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    torch.save(scheduler.state_dict(), Path(folder) / PATTERN.format(rank=rank))
+    torch.save(scheduler.state_dict(), Path(folder) / _PATTERN.format(rank=rank))
 
 
 def load_state(scheduler: PackingScheduler, folder: str | Path, rank: int, num_ranks: int) -> None:
@@ -23,13 +23,13 @@ def load_state(scheduler: PackingScheduler, folder: str | Path, rank: int, num_r
     Raises:
         ValueError: a checkpoint without such a state.
     """
-    files = sorted(Path(folder).glob(PATTERN.format(rank="*")))
+    files = sorted(Path(folder).glob(_PATTERN.format(rank="*")))
     if not files:
         raise ValueError(
             f"{folder} holds no state of the packing: it was saved by another Trainer, or with save_only_model=True"
         )
     if len(files) == num_ranks:
-        scheduler.load_state_dict(_read(Path(folder) / PATTERN.format(rank=rank)))
+        scheduler.load_state_dict(_read(Path(folder) / _PATTERN.format(rank=rank)))
     else:
         scheduler.load_state_dicts([_read(file) for file in files])
 

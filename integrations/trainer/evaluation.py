@@ -41,7 +41,7 @@ class Totals:
             logits = logits_of(batch)
             self._loss += step.loss(logits, batch, reduce="sum") * step.loss_divisor
             if self._keeps:
-                targets = batch.unpack(unshifted(batch.labels))
+                targets = batch.unpack(_unshifted(batch.labels))
                 rows = zip(batch.unpack(logits, axis=1), targets, strict=True)
                 predictions.append([reduced(row, target, self._reduce) for row, target in rows])
                 labels.append([target.flatten() for target in targets])
@@ -59,7 +59,7 @@ class Totals:
         return float(total) / self._divisor if self._divisor else math.nan
 
 
-def unshifted(labels: torch.Tensor) -> torch.Tensor:
+def _unshifted(labels: torch.Tensor) -> torch.Tensor:
     """Return labels that stand at their own tokens.
 
     Args:

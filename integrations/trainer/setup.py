@@ -36,10 +36,10 @@ def adapter_of(model: nn.Module, given: ModelAdapter | None = None) -> ModelAdap
     """
     inner: Any = unwrap_model(model)
     adapter = adapter_for(inner.config) if given is None else given
-    return adapter if trains_towers(inner) else msgspec.structs.replace(adapter, trained_modalities=())
+    return adapter if _trains_towers(inner) else msgspec.structs.replace(adapter, trained_modalities=())
 
 
-def trains_towers(model: nn.Module) -> bool:
+def _trains_towers(model: nn.Module) -> bool:
     """Return whether a parameter outside of the decoder and the output layer is trained."""
     inner: Any = model
     output = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None

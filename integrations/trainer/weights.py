@@ -6,7 +6,7 @@ from typing import Any
 
 from ...models.setup.unwrap import is_transformers_model
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def restore_weights(model: Any, folder: str | Path) -> None:
@@ -38,7 +38,7 @@ def restore_weights(model: Any, folder: str | Path) -> None:
     if info["missing_keys"]:
         raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {sorted(info['missing_keys'])}")
     model.load_state_dict(loaded.state_dict())
-    logger.warning(
+    _logger.warning(
         "All weights of %s were loaded from %s. The missing and unexpected keys that transformers may have listed above are "
         "the released checkpoint's names of the same weights.",
         type(model).__name__,

@@ -17,14 +17,14 @@ from ..subclass import subclass
 from .varlen import lengths_of
 
 #: Classes whose forward maps hidden states [1, T, D] to [1, T, D], so that it can be run per segment.
-ISOLATABLE = re.compile(r"GatedDeltaNet$")
+_ISOLATABLE = re.compile(r"GatedDeltaNet$")
 #: Other layers that carry a state along the row, by name.
-RECURRENT = re.compile(
+_RECURRENT = re.compile(
     r"(Mixer|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|MambaLayer|Rglru|RecurrentBlock|RwkvSelfAttention"
     r"|LSTM(Block|Layer|Cell)?|ShortConv|Convolution|Retention)$"
 )
 #: Arguments that describe a pack, and that a layer run on one segment must not see.
-VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+_VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
 class Isolated:
@@ -45,7 +45,7 @@ class Isolated:
         lengths = lengths_of(boundaries)
         if hidden_states.shape[0] != 1 or sum(lengths) != hidden_states.shape[1]:
             raise UnsafeModelError(f"boundaries of {sum(lengths)} tokens for hidden states {tuple(hidden_states.shape)}")
-        alone = {name: value for name, value in kwargs.items() if name not in VARLEN}
+        alone = {name: value for name, value in kwargs.items() if name not in _VARLEN}
         parts = torch.split(hidden_states, lengths, dim=1)
         return torch.cat([run(part, **alone) for part in parts], dim=1)
 
@@ -60,21 +60,21 @@ def isolate_recurrent(model: nn.Module) -> int:
 
 def is_isolatable(module: nn.Module) -> bool:
     """Whether a module is a recurrent layer that `isolate_recurrent` knows how to run."""
-    return ISOLATABLE.search(type(module).__name__) is not None
+    return _ISOLATABLE.search(type(module).__name__) is not None
 
 
 def leaking_layers(decoder: nn.Module) -> list[str]:
     """Return the class names of a decoder's layers that would carry a state from one segment of a pack to the next."""
-    return sorted({type(module).__name__ for module in decoder.modules() if carries_state(module) and not is_safe(module)})
+    return sorted({type(module).__name__ for module in decoder.modules() if _carries_state(module) and not _is_safe(module)})
 
 
-def carries_state(module: nn.Module) -> bool:
+def _carries_state(module: nn.Module) -> bool:
     """Whether a module looks along the row other than by attention: by its name, or by a convolution of its own."""
     convolves = any(isinstance(child, nn.Conv1d) for child in module.children())
-    return convolves or isinstance(module, nn.RNNBase) or RECURRENT.search(type(module).__name__) is not None
+    return convolves or isinstance(module, nn.RNNBase) or _RECURRENT.search(type(module).__name__) is not None
 
 
-def is_safe(module: nn.Module) -> bool:
+def _is_safe(module: nn.Module) -> bool:
     """Whether a module that carries a state is kept apart per segment."""
     return isinstance(module, Isolated) or (is_isolatable(module) and has_varlen_kernels(module))
 

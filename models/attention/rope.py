@@ -29,7 +29,7 @@ class PerSegmentRope:
         return tuple(torch.cat(column, dim=1) for column in zip(*found, strict=True))
 
 
-def rope_types(module: nn.Module) -> set[str]:
+def _rope_types(module: nn.Module) -> set[str]:
     """Return the kinds of rotary tables that a module computes; one per kind of layer in some models."""
     config = getattr(module, "config", None)
     given = getattr(module, "rope_type", None)
@@ -41,14 +41,14 @@ def rope_types(module: nn.Module) -> set[str]:
 def isolate_rope(decoder: nn.Module) -> None:
     """Make every rotary embedding whose tables depend on the length compute them per segment."""
     for module in decoder.modules():
-        if "longrope" in rope_types(module):
+        if "longrope" in _rope_types(module):
             subclass(module, PerSegmentRope)
 
 
 def check_rope(decoder: nn.Module, name: str, advice: str) -> None:
     """Raise `UnsafeModelError` for a decoder whose rotary tables would follow the longest segment of a pack."""
     for module in decoder.modules():
-        kinds = rope_types(module)
+        kinds = _rope_types(module)
         if any("dynamic" in kind for kind in kinds):
             raise UnsafeModelError(
                 f"{name} scales its rotary embedding by the longest row seen so far (rope_type 'dynamic'): results depend on "

@@ -87,16 +87,16 @@ def varlen_attention(
     if kwargs.get("position_bias") is not None:
         raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute position_bias, which {type(module).__name__} uses")
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    lengths = segment_lengths(query, key.shape[2], attention_mask, cu_seq_lens_q, position_ids, causal)
+    lengths = _segment_lengths(query, key.shape[2], attention_mask, cu_seq_lens_q, position_ids, causal)
     parts = [(query, key, value)]
     if lengths is not None:
         parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
-    outputs = [attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window, softcap, s_aux) for q, k, v in parts]
+    outputs = [_attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window, softcap, s_aux) for q, k, v in parts]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2).contiguous(), None
 
 
-def segment_lengths(
+def _segment_lengths(
     query: torch.Tensor,
     num_keys: int,
     attention_mask: torch.Tensor | None,
@@ -107,7 +107,7 @@ def segment_lengths(
     """Return the segments' lengths, None for a batch that is not packed."""
     size = query.shape[2]
     if boundaries is None:
-        if attention_mask is None and restarts(position_ids):
+        if attention_mask is None and _restarts(position_ids):
             raise UnsafeModelError("position ids restart inside the row, but cu_seq_lens_q is not given: segments would mix")
         return None
     lengths = lengths_of(boundaries)
@@ -133,14 +133,14 @@ def lengths_of(boundaries: torch.Tensor) -> list[int]:
     return lengths
 
 
-def restarts(position_ids: torch.Tensor | None) -> bool:
+def _restarts(position_ids: torch.Tensor | None) -> bool:
     """Whether text positions of a single row say that it is a pack."""
     if position_ids is None or position_ids.ndim != 2 or position_ids.shape[0] != 1:
         return False
     return bool((position_ids[0].diff() <= 0).any())
 
 
-def attend(
+def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -156,7 +156,7 @@ def attend(
     size, keys = query.shape[2], key.shape[2]
     written_out = softcap is not None or sinks is not None
     if mask is None and causal and (written_out or size != keys or (window is not None and window < size)):
-        mask = causal_mask(size, keys, window, query.device)
+        mask = _causal_mask(size, keys, window, query.device)
     if written_out:
         return plain_attention(query, key, value, mask, scaling, dropout, softcap, sinks)
     return F.scaled_dot_product_attention(
@@ -171,7 +171,7 @@ def attend(
     )
 
 
-def causal_mask(size: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+def _causal_mask(size: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """Return who sees whom, bool [size, keys]: the last query is the last key (a cache may hold earlier keys)."""
     behind = torch.arange(keys - size, keys, device=device)[:, None] - torch.arange(keys, device=device)
     seen = behind >= 0

@@ -8,13 +8,13 @@ from .qwen2_vl import QWEN2_VL
 
 #: Type ids for the router: like `mm_token_type_ids`, with the start and end markers counted as media. The processor writes
 #: them, and without them every token goes to the text experts, so they are required.
-ROUTING_TYPES = Field(name="moe_mm_token_type_ids", kind="token", dtype="int64", required=True, to_model=True)
+_ROUTING_TYPES = Field(name="moe_mm_token_type_ids", kind="token", dtype="int64", required=True, to_model=True)
 
 ERNIE4_5_VL_MOE = Family(
     adapter=msgspec.structs.replace(
         QWEN2_VL.adapter,
         name="ernie4_5_vl_moe",
-        fields=FieldSet((*vision_fields(588), ROUTING_TYPES)),
+        fields=FieldSet((*vision_fields(588), _ROUTING_TYPES)),
         media_tokens={"image": 100295, "video": 103367},
         vision_start=101304,
         vision_end=101305,

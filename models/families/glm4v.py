@@ -10,7 +10,7 @@ from ...core import FieldSet
 from ..family import QWEN_PATHS, Family, vision_fields
 from .qwen2_vl import QWEN2_VL
 
-GLM_PATHS = {
+_GLM_PATHS = {
     "media_tokens.image": "image_token_id",
     "media_tokens.video": "image_token_id",
     "vision_start": "image_start_token_id",
@@ -22,7 +22,7 @@ GLM_PATHS = {
 }
 
 
-def glm(name: str, token: int, image: tuple[int, int], video: tuple[int, int], pad: int) -> Family:
+def _glm(name: str, token: int, image: tuple[int, int], video: tuple[int, int], pad: int) -> Family:
     """Return a family of this kind from its ids."""
     return Family(
         adapter=msgspec.structs.replace(
@@ -38,12 +38,12 @@ def glm(name: str, token: int, image: tuple[int, int], video: tuple[int, int], p
             pad_token_id=pad,
         ),
         model_types=(name,),
-        paths=GLM_PATHS,
+        paths=_GLM_PATHS,
         patch=QWEN2_VL.patch,
     )
 
 
-GLM4V = glm("glm4v", 151343, (151339, 151340), (151341, 151342), 151329)
-GLM4V_MOE = glm("glm4v_moe", 151363, (151339, 151340), (151341, 151342), 151329)
-GLM46V = glm("glm46v", 151343, (151339, 151340), (151361, 151362), 151329)
-GLM_OCR = glm("glm_ocr", 59280, (59256, 59257), (59258, 59259), 59246)
+GLM4V = _glm("glm4v", 151343, (151339, 151340), (151341, 151342), 151329)
+GLM4V_MOE = _glm("glm4v_moe", 151363, (151339, 151340), (151341, 151342), 151329)
+GLM46V = _glm("glm46v", 151343, (151339, 151340), (151361, 151362), 151329)
+GLM_OCR = _glm("glm_ocr", 59280, (59256, 59257), (59258, 59259), 59246)

@@ -7,7 +7,7 @@ from ..family import QWEN_PATHS, Family, vision_fields
 from .qwen2_vl import QWEN2_VL
 
 
-def image_fields() -> tuple[Field, ...]:
+def _image_fields() -> tuple[Field, ...]:
     """Return the fields of Qwen2-VL without video, with square patches."""
     fields = (field for field in vision_fields(588) if field.modality != "video")
     return tuple(msgspec.structs.replace(f, shape=(3, 14, 14)) if f.name == "pixel_values" else f for f in fields)
@@ -17,7 +17,7 @@ PADDLEOCR_VL = Family(
     adapter=msgspec.structs.replace(
         QWEN2_VL.adapter,
         name="paddleocr_vl",
-        fields=FieldSet(image_fields()),
+        fields=FieldSet(_image_fields()),
         media_tokens={"image": 100295},
         vision_start=101305,
         vision_end=101306,

@@ -11,17 +11,17 @@ from ..family import QWEN_PATHS, Family, vision_fields
 from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK
 from .qwen2_vl import QWEN2_VL
 
-OMNI_PATHS = {
+_OMNI_PATHS = {
     **QWEN_PATHS,
     "media_tokens.audio": "audio_token_id",
     "audio_start": "audio_start_token_id",
     "audio_end": "audio_end_token_id",
     "tokens_per_second": "position_id_per_seconds",
 }
-OMNI_SIZES = {"input_features": "audio_config.num_mel_bins"}
+_OMNI_SIZES = {"input_features": "audio_config.num_mel_bins"}
 
 
-def omni_fields(patch_dim: int, mel: int = 128) -> FieldSet:
+def _omni_fields(patch_dim: int, mel: int = 128) -> FieldSet:
     """Return the fields of a family that sees and hears; all clips of a pack must be padded to one number of frames."""
     heard = (
         Field(name="video_second_per_grid", kind="media", dtype="float", modality="video", to_model=True),
@@ -36,7 +36,7 @@ QWEN2_5_OMNI = Family(
     adapter=msgspec.structs.replace(
         QWEN2_VL.adapter,
         name="qwen2_5_omni",
-        fields=omni_fields(1176),
+        fields=_omni_fields(1176),
         media_tokens={"image": 151655, "video": 151656, "audio": 151646},
         audio_start=151647,
         audio_end=151648,
@@ -48,16 +48,16 @@ QWEN2_5_OMNI = Family(
         dummy_grids={"image": (1, 2, 2), "video": (1, 2, 2), "audio": (4, 1, 1)},
     ),
     model_types=("qwen2_5_omni", "qwen2_5_omni_thinker"),
-    paths=OMNI_PATHS,
+    paths=_OMNI_PATHS,
     patch=QWEN2_VL.patch,
-    sizes=OMNI_SIZES,
+    sizes=_OMNI_SIZES,
 )
 
 QWEN3_OMNI_MOE = Family(
     adapter=msgspec.structs.replace(
         QWEN2_5_OMNI.adapter,
         name="qwen3_omni_moe",
-        fields=omni_fields(1536),
+        fields=_omni_fields(1536),
         media_tokens={"image": 151655, "video": 151656, "audio": 151675},
         audio_start=151669,
         audio_end=151670,
@@ -69,7 +69,7 @@ QWEN3_OMNI_MOE = Family(
         dummy_grids={"image": (1, 2, 2), "video": (1, 2, 2), "audio": (1, 1, 1)},
     ),
     model_types=("qwen3_omni_moe", "qwen3_omni_moe_thinker"),
-    paths={**OMNI_PATHS, "audio_window": "audio_config.n_window"},
+    paths={**_OMNI_PATHS, "audio_window": "audio_config.n_window"},
     patch=QWEN2_VL.patch,
-    sizes=OMNI_SIZES,
+    sizes=_OMNI_SIZES,
 )

@@ -17,7 +17,7 @@ def has_sound_track(spans: Mapping[str, Sequence[Span]], items: Mapping[str, Seq
     return bool(edges["video"] & edges["audio"])
 
 
-def blocks_of(spans: Mapping[str, Sequence[Span]]) -> list[dict[str, list[int]]]:
+def _blocks_of(spans: Mapping[str, Sequence[Span]]) -> list[dict[str, list[int]]]:
     """Group spans of frames and sound that touch; each block maps a modality to its spans' lengths, in order."""
     ordered = sorted((start, length, name) for name in ("video", "audio") for start, length in spans.get(name, ()))
     blocks: list[dict[str, list[int]]] = []
@@ -42,7 +42,7 @@ def interleaved_grids(
     """
     left = {name: list(items.get(name, ())) for name in ("video", "audio")}
     grids: dict[str, list[Grid]] = {"video": [], "audio": []}
-    for block in blocks_of(spans):
+    for block in _blocks_of(spans):
         for name, lengths in block.items():
             grid = left[name].pop(0) if left[name] else None
             want = 0 if grid is None else adapter.token_count(name, grid)

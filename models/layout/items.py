@@ -31,13 +31,13 @@ def media_grids(values: Mapping[str, Any], adapter: ModelAdapter) -> dict[str, n
         for name in adapter.media_tokens
         if values.get(f"{name}_grid_thw") is not None
     }
-    frames = audio_frames(values) if "audio" in adapter.media_tokens else None
+    frames = _audio_frames(values) if "audio" in adapter.media_tokens else None
     if frames is not None:
         grids["audio"] = np.stack([frames, np.ones_like(frames), np.ones_like(frames)], axis=1)
     return grids
 
 
-def audio_frames(values: Mapping[str, Any]) -> np.ndarray | None:
+def _audio_frames(values: Mapping[str, Any]) -> np.ndarray | None:
     """Return the mel frames of each audio clip, int64 [n]; processors give their mask, and some their number too."""
     if values.get(AUDIO_LENGTHS) is not None:
         return np.asarray(values[AUDIO_LENGTHS], np.int64).reshape(-1)

@@ -46,18 +46,18 @@ def fill_segment(positions: np.ndarray, at: int, stop: int, runs: list[Run], tem
     """
     number = np.dtype(adapter.position_dtype).type
     base = number(0)  # position of slot `at`
-    for item in items_of(runs):
+    for item in _items_of(runs):
         (start, *_), _ = item[0]
         markers = 1 if len(item) == 1 else 2
         text = base + np.arange(start - at).astype(number)
         if markers == 2:
-            text[-2:] = text[-2] + marker_steps(adapter)
+            text[-2:] = text[-2] + _marker_steps(adapter)
         positions[:, at:start] = text
         origin = text[-1] + number(1) if adapter.stacked_markers and markers == 2 else after(text, markers, base)
-        relative, last = item_positions(item, template)
+        relative, last = _item_positions(item, template)
         at = start + relative.shape[1]
         positions[:, start:at] = relative + origin
-        ends = last + origin + number(1) + (marker_steps(adapter) if markers == 2 else np.zeros(1, number))
+        ends = last + origin + number(1) + (_marker_steps(adapter) if markers == 2 else np.zeros(1, number))
         ends = ends[: stop - at]
         positions[:, at : at + len(ends)] = ends
         at, base = at + len(ends), (ends[-1] if len(ends) else last + origin) + number(1)
@@ -70,12 +70,12 @@ def after(text: np.ndarray, markers: int, base: np.number) -> np.number:
     return text[-markers] + number(markers) if len(text) >= markers else base
 
 
-def marker_steps(adapter: ModelAdapter) -> np.ndarray:
+def _marker_steps(adapter: ModelAdapter) -> np.ndarray:
     """Return where the second of two markers stands from the first: on it in Qwen2.5-Omni, after it in Qwen3-Omni."""
     return np.array([0, 0 if adapter.stacked_markers else 1], adapter.position_dtype)
 
 
-def items_of(runs: list[Run]) -> Iterator[list[Run]]:
+def _items_of(runs: list[Run]) -> Iterator[list[Run]]:
     """Group runs into items: one run each, or the runs of a video and its sound, side by side."""
     item: list[Run] = []
     for run in runs:
@@ -90,7 +90,7 @@ def items_of(runs: list[Run]) -> Iterator[list[Run]]:
         yield item
 
 
-def item_positions(item: list[Run], template: Template) -> tuple[np.ndarray, np.number]:
+def _item_positions(item: list[Run], template: Template) -> tuple[np.ndarray, np.number]:
     """Return an item's positions from 0, [3, n], and the largest of its last piece."""
     if len(item) == 1:
         (_, *run), seconds = item[0]

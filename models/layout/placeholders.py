@@ -43,12 +43,12 @@ def refuse_unclaimed(
         raise MediaMismatchError(
             f"{where}: {length} media tokens from position {start} (of {len(ids)}) stand between the start marker "
             f"{ids[start - 1]} and {after}, but none of the sample's {counts.get(name, 0)} {name} items is theirs: "
-            f"{' and '.join(item_fields(name, adapter))} are missing or too few; if text spells these tokens, "
+            f"{' and '.join(_item_fields(name, adapter))} are missing or too few; if text spells these tokens, "
             "give mm_token_type_ids (0 there)"
         )
 
 
-def item_fields(modality: str, adapter: ModelAdapter) -> list[str]:
+def _item_fields(modality: str, adapter: ModelAdapter) -> list[str]:
     """Return the fields that bring a modality's items; seconds per grid have a default, so they cannot be what is missing."""
     media = adapter.fields.of_kind("media")
     return [field.name for field in media if field.modality == modality and field.name != adapter.seconds_field]

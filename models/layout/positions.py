@@ -1,7 +1,7 @@
 """Positions of a whole pack, from its runs alone: M-RoPE in one vectorised pass, no tensor read.
 
 The rules are those of `get_rope_index` in transformers 5.24 (4.57 counted a video's frames into the text that follows; 5.x
-does not). For every family but Omni (see `advances` and `models.layout.omni_positions`), with `m` the merge size:
+does not). For every family but Omni (see `_advances` and `models.layout.omni_positions`), with `m` the merge size:
 
 - text: all three axes count up by one per token;
 - a run of grid (t, h, w) at position p: p + (temporal index, row, column), rows and columns in units of m patches;
@@ -42,14 +42,14 @@ def pack_positions(layouts: Sequence[SampleLayout], cu_padded: np.ndarray, adapt
     """
     cu = np.asarray(cu_padded, np.int64)
     if adapter.rope == "1d":
-        return text_positions(cu)[None]
+        return _text_positions(cu)[None]
     runs, seconds = pack_runs(layouts, cu)
     lengths = np.zeros(len(cu) - 1, np.int64)
     lengths[: len(layouts)] = [layout.num_tokens for layout in layouts]
     return mrope_positions(runs, seconds, cu, lengths, adapter)
 
 
-def text_positions(cu_padded: np.ndarray) -> np.ndarray:
+def _text_positions(cu_padded: np.ndarray) -> np.ndarray:
     """Return 1-D positions, int64 [T]: each segment counts from 0, padding included."""
     cu = np.asarray(cu_padded, np.int64).tolist()
     positions = np.empty(cu[-1], np.int64)
@@ -98,10 +98,10 @@ def mrope_positions(
     cu = np.asarray(cu_padded, np.int64)
     segment = np.searchsorted(cu, runs[:, 0], side="right") - 1
     assert np.all(runs[:, 0] + runs[:, 1] <= cu[segment] + np.asarray(lengths)[segment]), "a run leaves its segment"
-    ordered = segments_in_order(runs, segment, adapter)
+    ordered = _segments_in_order(runs, segment, adapter)
     at_once = ~np.isin(segment, ordered)
     positions = np.empty((3, int(cu[-1])), adapter.position_dtype)
-    fill_at_once(positions, runs[at_once], seconds[at_once], segment[at_once], cu, adapter)
+    _fill_at_once(positions, runs[at_once], seconds[at_once], segment[at_once], cu, adapter)
 
     def template(run: tuple[int, ...], pace: float) -> np.ndarray:
         return run_template(run, pace, adapter)
@@ -113,14 +113,14 @@ def mrope_positions(
     return positions
 
 
-def segments_in_order(runs: np.ndarray, segment: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
+def _segments_in_order(runs: np.ndarray, segment: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
     """Return the segments whose positions must be summed in order: see `models.layout.omni_positions`."""
     if adapter.position_dtype == "float32":
         return np.unique(segment)
     return interleaved_segments(runs, segment) if adapter.rope == "omni" else np.zeros(0, np.int64)
 
 
-def fill_at_once(
+def _fill_at_once(
     positions: np.ndarray,
     runs: np.ndarray,
     seconds: np.ndarray,
@@ -131,15 +131,15 @@ def fill_at_once(
     """Write the positions of all segments, given the runs of all (or of those that are not written again afterwards)."""
     starts, sizes = runs[:, 0], runs[:, 1]
     # A run of n tokens moves the text after it on by `advance`, so text lags n - advance behind its index in the row.
-    lag = sizes - advances(runs, seconds, adapter)
+    lag = sizes - _advances(runs, seconds, adapter)
     total = np.concatenate(([0], np.cumsum(lag)))
     first = np.searchsorted(starts, cu[:-1])
     base = cu[segment] - total[first][segment]
-    fill_text(positions, cu, starts + sizes, base + total[1:])
-    fill_runs(positions, runs, seconds, (starts - base - total[:-1]).tolist(), adapter)
+    _fill_text(positions, cu, starts + sizes, base + total[1:])
+    _fill_runs(positions, runs, seconds, (starts - base - total[:-1]).tolist(), adapter)
 
 
-def fill_text(positions: np.ndarray, cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> None:
+def _fill_text(positions: np.ndarray, cu: np.ndarray, ends: np.ndarray, lags: np.ndarray) -> None:
     """Write index minus lag on all axes: the lag is `cu[s]` from a segment's start on, and `lags[k]` from `ends[k]` on."""
     inside = ~np.isin(ends, cu)  # no text follows a run that ends with its segment
     points = np.concatenate((cu[:-1], ends[inside]))
@@ -150,7 +150,7 @@ def fill_text(positions: np.ndarray, cu: np.ndarray, ends: np.ndarray, lags: np.
     positions[1:] = positions[0]
 
 
-def advances(runs: np.ndarray, seconds: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
+def _advances(runs: np.ndarray, seconds: np.ndarray, adapter: ModelAdapter) -> np.ndarray:
     """Return by how much each run moves the text after it on, int64 [n].
 
     By its larger side; in Omni families by its extent on any axis, seconds included.
@@ -162,7 +162,7 @@ def advances(runs: np.ndarray, seconds: np.ndarray, adapter: ModelAdapter) -> np
     return np.array([run_template(tuple(run), pace, adapter).max() + 1 for run, pace in pairs], np.int64)
 
 
-def fill_runs(positions: np.ndarray, runs: np.ndarray, seconds: np.ndarray, origins: list[int], adapter: ModelAdapter) -> None:
+def _fill_runs(positions: np.ndarray, runs: np.ndarray, seconds: np.ndarray, origins: list[int], adapter: ModelAdapter) -> None:
     """Write the positions of every media run: its template plus where the run begins."""
     for (start, *run), origin, pace in zip(runs.tolist(), origins, seconds.tolist(), strict=True):
         np.add(run_template(tuple(run), pace, adapter), origin, out=positions[:, start : start + run[0]])
@@ -176,7 +176,7 @@ def run_template(run: tuple[int, ...], pace: float, adapter: ModelAdapter) -> np
     length, code, t, h, w = run
     is_video, dtype, speed = code == TYPE_CODES["video"], adapter.position_dtype, adapter.tokens_per_second
     if code == TYPE_CODES["audio"]:
-        template = grid_template(length, 1, 1, None, dtype)  # sound is laid out like text, along all axes
+        template = _grid_template(length, 1, 1, None, dtype)  # sound is laid out like text, along all axes
         template = np.broadcast_to(template[0], (3, length))
         return template
     if is_video and adapter.rope == "temporal_merge":
@@ -187,14 +187,14 @@ def run_template(run: tuple[int, ...], pace: float, adapter: ModelAdapter) -> np
     elif adapter.rope == "omni":
         spacing = (pace if is_video else 1.0, speed)
     # Large templates are built anew, so that the cache stays below 100 MB.
-    build = grid_template if length <= 4096 else grid_template.__wrapped__
+    build = _grid_template if length <= 4096 else _grid_template.__wrapped__
     template = build(t, h // adapter.merge_size, w // adapter.merge_size, spacing, dtype)
     assert template.shape[1] == length, run
     return template
 
 
 @lru_cache(maxsize=1024)
-def grid_template(t: int, h: int, w: int, spacing: tuple[float, float] | None, dtype: str) -> np.ndarray:
+def _grid_template(t: int, h: int, w: int, spacing: tuple[float, float] | None, dtype: str) -> np.ndarray:
     """Return the positions of a grid that begins at 0, [3, t * h * w], read-only.
 
     With a spacing (a, b), frame f lies at the float32 product (f * a) * b, truncated for integers: precision and order are

@@ -51,13 +51,13 @@ def sample_layout(
         array([[2, 4, 1, 1, 4, 4]])
     """
     ids = np.asarray(input_ids)
-    items = {name: item_grids(grids.get(name), name, adapter, where) for name in (*adapter.media_tokens, *grids)}
+    items = {name: _item_grids(grids.get(name), name, adapter, where) for name in (*adapter.media_tokens, *grids)}
     types = None if mm_token_type_ids is None else np.asarray(mm_token_type_ids)
-    masks = anchor_masks(ids, adapter) if types is None else typed_masks(ids, types, adapter, where)
-    spans = {name: spans_of(mask) for name, mask in masks.items()}
-    parts = {name: run_grids(name, items[name], adapter) for name in masks}
+    masks = _anchor_masks(ids, adapter) if types is None else _typed_masks(ids, types, adapter, where)
+    spans = {name: _spans_of(mask) for name, mask in masks.items()}
+    parts = {name: _run_grids(name, items[name], adapter) for name in masks}
     together = interleaved_grids(spans, items, adapter, where) if has_sound_track(spans, items) else {}
-    choose = derived_spans if types is None else checked_spans
+    choose = _derived_spans if types is None else _checked_spans
     spans = {
         name: found if name in together else choose(found, name, items[name], adapter, where) for name, found in spans.items()
     }
@@ -67,7 +67,7 @@ def sample_layout(
         for name, found in spans.items()
         for (start, length), grid in zip(found, parts[name], strict=True)
     ]
-    paces = run_seconds(parts, len(items.get("video", ())), seconds, adapter, where)
+    paces = _run_seconds(parts, len(items.get("video", ())), seconds, adapter, where)
     order = sorted(range(len(runs)), key=runs.__getitem__)
     table = np.array([runs[k] for k in order], np.int64).reshape(-1, 6)
     free = np.isin(ids, list(adapter.media_tokens.values()))
@@ -75,13 +75,13 @@ def sample_layout(
         free[start : start + length] = False
     num_spelled = int(np.count_nonzero(free))
     if num_spelled and types is None:
-        refuse_unclaimed(spans_of(free), ids, masks, {name: len(grid) for name, grid in items.items()}, adapter, where)
+        refuse_unclaimed(_spans_of(free), ids, masks, {name: len(grid) for name, grid in items.items()}, adapter, where)
     return SampleLayout(
         num_tokens=len(ids), runs=table, seconds=np.array([paces[k] for k in order], np.float32), num_spelled=num_spelled
     )
 
 
-def item_grids(grid: Any, modality: str, adapter: ModelAdapter, where: str) -> list[Grid]:
+def _item_grids(grid: Any, modality: str, adapter: ModelAdapter, where: str) -> list[Grid]:
     """Return a modality's grids as tuples, checked against the family."""
     items = [] if grid is None else [(t, h, w) for t, h, w in np.asarray(grid, np.int64).reshape(-1, 3).tolist()]
     if items and modality not in adapter.media_tokens:
@@ -94,19 +94,19 @@ def item_grids(grid: Any, modality: str, adapter: ModelAdapter, where: str) -> l
     return items
 
 
-def run_grids(modality: str, items: Sequence[Grid], adapter: ModelAdapter) -> list[Grid]:
+def _run_grids(modality: str, items: Sequence[Grid], adapter: ModelAdapter) -> list[Grid]:
     """Return the grid of each run: one per item, or one per frame of a video where a timestamp parts its frames."""
     if modality == "video" and adapter.rope == "timestamp":
         return [(1, h, w) for t, h, w in items for _ in range(t)]
     return list(items)
 
 
-def run_lengths(modality: str, items: Sequence[Grid], adapter: ModelAdapter) -> list[int]:
+def _run_lengths(modality: str, items: Sequence[Grid], adapter: ModelAdapter) -> list[int]:
     """Return how many tokens each run has."""
-    return [adapter.token_count(modality, grid) for grid in run_grids(modality, items, adapter)]
+    return [adapter.token_count(modality, grid) for grid in _run_grids(modality, items, adapter)]
 
 
-def run_seconds(
+def _run_seconds(
     parts: Mapping[str, list[Grid]], num_videos: int, seconds: Any, adapter: ModelAdapter, where: str
 ) -> list[float]:
     """Return the seconds per temporal patch of each run, in the order of the modalities; 0 where there is no such value."""
@@ -124,18 +124,18 @@ def run_seconds(
     return paces
 
 
-def spans_of(mask: np.ndarray) -> list[tuple[int, int]]:
+def _spans_of(mask: np.ndarray) -> list[tuple[int, int]]:
     """Return (start, length) of each run of True.
 
     Example:
-        >>> spans_of(np.array([True, False, True, True]))
+        >>> _spans_of(np.array([True, False, True, True]))
         [(0, 1), (2, 2)]
     """
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
     return [(start, stop - start) for start, stop in edges.tolist()]
 
 
-def typed_masks(ids: np.ndarray, types: np.ndarray, adapter: ModelAdapter, where: str) -> dict[str, np.ndarray]:
+def _typed_masks(ids: np.ndarray, types: np.ndarray, adapter: ModelAdapter, where: str) -> dict[str, np.ndarray]:
     """Return where explicit type ids say that each modality's anchors stand, bool [L], checked against the ids."""
     if types.shape != ids.shape:
         raise MediaMismatchError(f"{where}: {len(types)} mm_token_type_ids for {len(ids)} input_ids")
@@ -154,7 +154,7 @@ def typed_masks(ids: np.ndarray, types: np.ndarray, adapter: ModelAdapter, where
     return masks
 
 
-def anchor_masks(ids: np.ndarray, adapter: ModelAdapter) -> dict[str, np.ndarray]:
+def _anchor_masks(ids: np.ndarray, adapter: ModelAdapter) -> dict[str, np.ndarray]:
     """Return where each modality's media token stands, bool [L]; a token that images and videos share is split by markers."""
     masks = {name: ids == token for name, token in adapter.media_tokens.items()}
     if adapter.shares_token:
@@ -163,31 +163,31 @@ def anchor_masks(ids: np.ndarray, adapter: ModelAdapter) -> dict[str, np.ndarray
     return masks
 
 
-def checked_spans(
+def _checked_spans(
     spans: list[tuple[int, int]], modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
 ) -> list[tuple[int, int]]:
     """Return the runs of a modality that explicit type ids name, if they are the items' runs."""
-    have, want = [length for _, length in spans], run_lengths(modality, items, adapter)
+    have, want = [length for _, length in spans], _run_lengths(modality, items, adapter)
     if have != want:
-        raise MediaMismatchError(disagreement(modality, have, want, where))
+        raise MediaMismatchError(_disagreement(modality, have, want, where))
     return spans
 
 
-def derived_spans(
+def _derived_spans(
     spans: list[tuple[int, int]], modality: str, items: Sequence[Grid], adapter: ModelAdapter, where: str
 ) -> list[tuple[int, int]]:
     """Return the runs of a media token that anchor the items, where there is exactly one way to choose them."""
-    have, want = [length for _, length in spans], run_lengths(modality, items, adapter)
+    have, want = [length for _, length in spans], _run_lengths(modality, items, adapter)
     if not want:
         return []  # whatever stands here anchors nothing
     if have == want:
         return spans
     if sum(have) < sum(want):
-        raise MediaMismatchError(disagreement(modality, have, want, where))
+        raise MediaMismatchError(_disagreement(modality, have, want, where))
     chosen = unique_choice(have, want)
     if chosen is None:
         raise AmbiguousMediaError(
-            f"{disagreement(modality, have, want, where)}; they do not match in exactly one way, "
+            f"{_disagreement(modality, have, want, where)}; they do not match in exactly one way, "
             "and only mm_token_type_ids can tell which tokens are text"
         )
     return [spans[k] for k in chosen]
@@ -202,14 +202,14 @@ def unique_choice(have: Sequence[int], want: Sequence[int]) -> list[int] | None:
         >>> unique_choice([1, 4, 1], [4]), unique_choice([4, 4], [4])
         ([1], None)
     """
-    left = greedy_match(have, want)
-    right = greedy_match(have[::-1], want[::-1])
+    left = _greedy_match(have, want)
+    right = _greedy_match(have[::-1], want[::-1])
     if left is None or right is None or left != [len(have) - 1 - k for k in reversed(right)]:
         return None
     return left
 
 
-def greedy_match(have: Sequence[int], want: Sequence[int]) -> list[int] | None:
+def _greedy_match(have: Sequence[int], want: Sequence[int]) -> list[int] | None:
     """Return the indices of the leftmost subsequence of `have` that equals `want`, or None."""
     chosen: list[int] = []
     for k, length in enumerate(have):
@@ -218,14 +218,14 @@ def greedy_match(have: Sequence[int], want: Sequence[int]) -> list[int] | None:
     return chosen if len(chosen) == len(want) else None
 
 
-def disagreement(modality: str, have: Sequence[int], want: Sequence[int], where: str) -> str:
+def _disagreement(modality: str, have: Sequence[int], want: Sequence[int], where: str) -> str:
     """Say how anchors and features differ, with both counts."""
     return (
-        f"{where}: {sum(have)} {modality} tokens in {len(have)} runs {brief(have)}, "
-        f"but the grids have {sum(want)} features in {len(want)} runs {brief(want)}"
+        f"{where}: {sum(have)} {modality} tokens in {len(have)} runs {_brief(have)}, "
+        f"but the grids have {sum(want)} features in {len(want)} runs {_brief(want)}"
     )
 
 
-def brief(lengths: Sequence[int]) -> str:
+def _brief(lengths: Sequence[int]) -> str:
     """Write a list of lengths, cut after eight."""
     return str(list(lengths)) if len(lengths) <= 8 else f"[{', '.join(map(str, lengths[:8]))}, ...]"

@@ -25,8 +25,8 @@ def mark_pack(input_ids: torch.Tensor, targets: torch.Tensor, num_segments: int)
 
 def watch_calls(model: nn.Module) -> None:
     """Let a transformers model check what it is called with; again is fine."""
-    if check_call not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(check_call, with_kwargs=True)
+    if _check_call not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_check_call, with_kwargs=True)
 
 
 def position_bits(position_ids: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def _restore_positions(
     return args, {**kwargs, "position_ids": position_ids.view(_FRACTIONS)}
 
 
-def check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Check a call of a model, as its forward pre-hook; nothing is checked while a graph is captured by `torch.compile`.
 
     Raises:

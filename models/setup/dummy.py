@@ -13,7 +13,7 @@ def dummy_text(adapter: ModelAdapter) -> Sample:
 
     Its token is not padding: a row that is all padding gives NaN in mixture-of-experts routers.
     """
-    return unlearned([adapter.pad_token_id], SampleLayout.text(1), adapter)
+    return _unlearned([adapter.pad_token_id], SampleLayout.text(1), adapter)
 
 
 def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torch.float32) -> Sample:
@@ -44,18 +44,18 @@ def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torc
         runs=np.array([[len(before), length, TYPE_CODES[modality], *grid]], np.int64),
         seconds=np.array([pace], np.float32),
     )
-    return unlearned(ids, layout, adapter, media_values(modality, grid, adapter, dtype))
+    return _unlearned(ids, layout, adapter, _media_values(modality, grid, adapter, dtype))
 
 
-def media_values(
+def _media_values(
     modality: str, grid: tuple[int, int, int], adapter: ModelAdapter, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return the media fields of one item: zero rows, its grid, and ones for values per item such as seconds."""
     fields = [field for field in adapter.fields.of_kind("media") if field.modality == modality]
-    return {field.name: item_value(field, grid, dtype) for field in fields}
+    return {field.name: _item_value(field, grid, dtype) for field in fields}
 
 
-def item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+def _item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
     """Return one media field of one item."""
     if field.shape == (3,):
         return torch.tensor([grid], dtype=torch.int64)
@@ -70,7 +70,7 @@ def item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) -> 
     return torch.zeros(grid[0] * grid[1] * grid[2], *(size or 1 for size in field.shape), dtype=dtype)
 
 
-def unlearned(
+def _unlearned(
     ids: list[int], layout: SampleLayout, adapter: ModelAdapter, media: dict[str, torch.Tensor] | None = None
 ) -> Sample:
     """Return a sample of the given ids that has no target."""

@@ -18,7 +18,7 @@ from ..subclass import subclass
 from .unwrap import unwrap_model
 
 #: Argument of the model's forward pass that this adds.
-MASK_ARGUMENT = "media_token_validity_mask"
+_MASK_ARGUMENT = "media_token_validity_mask"
 
 
 class MaskedMerge:
@@ -56,19 +56,19 @@ def merge_by_mask(model: nn.Module) -> bool:
     if not isinstance(model, MaskArgument):
         marked: Any = model
         stock: Any = type(model)
-        subclass(model, MaskArgument, masked_forward(stock))
+        subclass(model, MaskArgument, _masked_forward(stock))
         marked.evenpack_merge_paths = paths
     return True
 
 
 @functools.cache
-def masked_forward(cls: Any) -> Callable[..., Any]:
+def _masked_forward(cls: Any) -> Callable[..., Any]:
     """Return the forward pass of `cls` with the mask as a further argument, in its signature too."""
     stock = cls.forward
 
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        anchors = (kwargs.pop(MASK_ARGUMENT, None), kwargs.get("mm_token_type_ids"))
+        anchors = (kwargs.pop(_MASK_ARGUMENT, None), kwargs.get("mm_token_type_ids"))
         places: list[Any] = [unwrap_model(self.get_submodule(path)) for path in self.evenpack_merge_paths]
         for place in places:
             place.evenpack_anchors = anchors
@@ -81,7 +81,7 @@ def masked_forward(cls: Any) -> Callable[..., Any]:
     signature = inspect.signature(stock)
     parameters = list(signature.parameters.values())
     at = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
-    mask = inspect.Parameter(MASK_ARGUMENT, inspect.Parameter.KEYWORD_ONLY, default=None)
+    mask = inspect.Parameter(_MASK_ARGUMENT, inspect.Parameter.KEYWORD_ONLY, default=None)
     shown = signature.replace(parameters=[*parameters[:at], mask, *parameters[at:]])
     forward.__signature__ = shown  # type: ignore[attr-defined]
     return forward

@@ -17,12 +17,12 @@ from .merge import merge_by_mask
 from .unwrap import is_transformers_model, unwrap_model
 
 #: Attention implementations, besides every flavour of flash attention, that honour `cu_seq_lens_q`.
-HONOURING: set[str] = {VARLEN_ATTENTION}
+_HONOURING: set[str] = {VARLEN_ATTENTION}
 
 
 #: Kinds of layers, as configs name them, whose attention is full or a window, or that carry a state (checked by itself).
 #: Others (chunks, indexers, compressed keys) pick what a token sees from the whole row.
-KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "moe", "sparse", "dense"})
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "moe", "sparse", "dense"})
 
 
 def prepare_model(model: nn.Module) -> nn.Module:
@@ -45,14 +45,14 @@ def prepare_model(model: nn.Module) -> nn.Module:
     inner = unwrap_model(model)
     if not is_transformers_model(inner):
         return model
-    set_attention(inner)
+    _set_attention(inner)
     decoder = decoder_of(inner)
     if any(is_isolatable(module) and not has_varlen_kernels(module) for module in decoder.modules()):
         isolate_recurrent(decoder)
     isolate_rope(decoder)
     merge_by_mask(inner)
     watch_calls(inner)
-    if has_fractional_positions(inner.config):
+    if _has_fractional_positions(inner.config):
         take_bits(decoder)
     _check(inner, "prepare_model cannot change that")
     return model
@@ -77,26 +77,26 @@ def check_model(model: nn.Module) -> None:
 def _check(inner: Any, advice: str) -> None:
     name = type(inner).__name__
     decoder = decoder_of(inner)
-    if not uses_interface(inner, decoder):
+    if not _uses_interface(inner, decoder):
         raise UnsafeModelError(
             f"{name} has attention of its own, which never sees the boundaries of segments: it cannot run packs"
         )
-    for implementation in sorted(implementations(decoder)):
-        if implementation not in HONOURING and "flash" not in implementation:
+    for implementation in sorted(_implementations(decoder)):
+        if implementation not in _HONOURING and "flash" not in implementation:
             raise UnsafeModelError(
                 f"{name} uses attention implementation {implementation!r}, which ignores segment boundaries: "
                 f"tokens would see other samples of the pack. {advice}."
             )
     kinds = getattr(getattr(decoder, "config", None), "layer_types", None)
-    unknown = sorted(set(kinds or ()) - KNOWN_LAYERS)
+    unknown = sorted(set(kinds or ()) - _KNOWN_LAYERS)
     if unknown:
         raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
-    if drops_window(decoder):
+    if _drops_window(decoder):
         raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
     leaking = leaking_layers(decoder)
     if leaking:
         raise UnsafeModelError(f"{name} has layers that carry a state from sample to sample of a pack: {leaking}. {advice}.")
-    if next(attention_layers(decoder), None) is None:
+    if next(_attention_layers(decoder), None) is None:
         raise UnsafeModelError(
             f"{name} has no attention layer that goes through transformers' interface, and nothing else in it is known to keep "
             "the samples of a pack apart"
@@ -104,7 +104,7 @@ def _check(inner: Any, advice: str) -> None:
     check_rope(decoder, name, advice)
 
 
-def has_fractional_positions(config: Any) -> bool:
+def _has_fractional_positions(config: Any) -> bool:
     """Whether the positions of a model's family are fractions of a second."""
     try:
         return family_of(config).adapter.position_dtype == "float32"
@@ -112,15 +112,15 @@ def has_fractional_positions(config: Any) -> bool:
         return False  # no family of ours; its positions are integers
 
 
-def set_attention(model: Any) -> None:
+def _set_attention(model: Any) -> None:
     """Choose the attention implementation of a transformers model, its towers included."""
-    if can_flash(model):
+    if _can_flash(model):
         model.set_attn_implementation("flash_attention_2")
-    elif implementations(decoder_of(model)) - HONOURING:
+    elif _implementations(decoder_of(model)) - _HONOURING:
         model.set_attn_implementation(register_varlen_attention())
 
 
-def can_flash(model: Any) -> bool:
+def _can_flash(model: Any) -> bool:
     """Whether `flash_attention_2` can run this model where it is."""
     from transformers.utils.import_utils import is_flash_attn_2_available
 
@@ -141,19 +141,19 @@ def decoder_of(model: Any) -> nn.Module:
     return decoder if isinstance(decoder, nn.Module) else model
 
 
-def uses_interface(model: Any, decoder: Any) -> bool:
+def _uses_interface(model: Any, decoder: Any) -> bool:
     """Whether attention goes through transformers' attention interface, so that its implementation can be chosen."""
     asked = decoder if hasattr(decoder, "_can_set_attn_implementation") else model
     return bool(asked._can_set_attn_implementation())
 
 
-def implementations(decoder: nn.Module) -> set[str]:
+def _implementations(decoder: nn.Module) -> set[str]:
     """Return the attention implementations that a decoder's layers run with."""
-    found = {implementation for _, implementation in attention_layers(decoder)}
+    found = {implementation for _, implementation in _attention_layers(decoder)}
     return found or {str(getattr(getattr(decoder, "config", None), "_attn_implementation", None))}
 
 
-def attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def _attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Yield the attention layers of a decoder, each with the implementation that its config names."""
     for module in decoder.modules():
         config = getattr(module, "config", None)
@@ -163,14 +163,14 @@ def attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 def is_causal(decoder: nn.Module) -> bool:
     """Whether no token of a decoder sees a later one: what lies behind a sample's last token then changes nothing in it."""
-    return all(bool(getattr(module, "is_causal", True)) for module, _ in attention_layers(decoder))
+    return all(bool(getattr(module, "is_causal", True)) for module, _ in _attention_layers(decoder))
 
 
-def drops_window(decoder: Any) -> bool:
+def _drops_window(decoder: Any) -> bool:
     """Whether a decoder has a sliding window that its attention layers do not hand on to the attention function."""
     config = getattr(decoder, "config", None)
     window, longest = (getattr(config, name, None) for name in ("sliding_window", "max_position_embeddings"))
     if window is None or not hasattr(type(config), "sliding_window") or (longest is not None and window >= longest):
         return False
-    layers = {type(module) for module, _ in attention_layers(decoder)}
+    layers = {type(module) for module, _ in _attention_layers(decoder)}
     return any("sliding_window" not in inspect.getsource(inspect.unwrap(layer.forward)) for layer in layers)

@@ -16,11 +16,11 @@ from .prepare import decoder_of, is_causal
 from .unwrap import unwrap_model
 
 #: Largest change of a logit, over the largest logit, that rounding may explain.
-ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 #: Multiple that the probe pads its segments to, so that padding is seen too.
-ALIGN = 4
+_ALIGN = 4
 #: Longest text of the probe, in tokens: beyond it, rotary tables for long samples are not tried.
-LONGEST = 16384
+_LONGEST = 16384
 
 
 @torch.no_grad()
@@ -46,16 +46,16 @@ def verify_isolation(model: nn.Module, adapter: ModelAdapter, *, lengths: tuple[
     decoder = decoder_of(unwrap_model(model))
     if lengths is None:
         threshold = rope_threshold(decoder) or 0
-        lengths = (threshold + 1 if 9 <= threshold < LONGEST else 9, 7)
+        lengths = (threshold + 1 if 9 <= threshold < _LONGEST else 9, 7)
     was_training, causal = model.training, is_causal(decoder)
     model.eval()
     try:
-        packed = _outputs(model, adapter, lengths, ALIGN, causal)
+        packed = _outputs(model, adapter, lengths, _ALIGN, causal)
         alone = _outputs(model, adapter, lengths[1:], 1, causal)
     finally:
         model.train(was_training)
     change = float((packed - alone).abs().max() / alone.abs().max())
-    if not change <= ROUNDING.get(alone.dtype, 1e-4):
+    if not change <= _ROUNDING.get(alone.dtype, 1e-4):
         raise UnsafeModelError(
             f"{type(model).__name__} mixes the segments of a pack: outputs of one sample differ by {change:.2g} of the largest "
             "from the same sample alone"

@@ -3,7 +3,7 @@
 from torch import nn
 
 #: Attributes under which wrappers keep the one module they wrap.
-WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
@@ -19,13 +19,13 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         True
     """
     while True:
-        inner = wrapped_module(model)
+        inner = _wrapped_module(model)
         if inner is None:
             return model
         model = inner
 
 
-def wrapped_module(model: nn.Module) -> nn.Module | None:
+def _wrapped_module(model: nn.Module) -> nn.Module | None:
     """Return what one wrapper wraps, or None for a model that is no wrapper."""
     base = getattr(model, "get_base_model", None)
     if callable(base):  # peft.PeftModel
@@ -35,7 +35,7 @@ def wrapped_module(model: nn.Module) -> nn.Module | None:
     if len(children) != 1:
         return None
     name, child = next(iter(children.items()))
-    return child if name in WRAPPED else None
+    return child if name in _WRAPPED else None
 
 
 def is_transformers_model(model: nn.Module) -> bool:
