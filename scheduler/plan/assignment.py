@@ -56,6 +56,7 @@ def finish(problem: Problem, packs: Packs) -> Assignment | None:
         return None if order is None else _assign(problem, packs, sums, order)
     same = np.tile(np.arange(packs.count), (problem.num_ranks, 1))
     found = _assign(problem, packs, sums, same)
+    # Packs with the same media at one index need no dummies, if that does not cost more than it saves.
     if found is None or found.dummies.any():
         by_media = np.lexsort((-sums.cost.sum(axis=2), -sums.media), axis=1)
         other = _assign(problem, packs, sums, by_media)

@@ -50,6 +50,7 @@ def makespan(ordered: Ints, num_ranks: int) -> int:
     k = np.arange(1, (count - 1) // num_ranks + 1)
     if len(k):
         best = max(best, int((sums[k * num_ranks + 1] - sums[k * num_ranks - k]).max()))
+    # Bisection: T is too low while packs of cost T would have to be more than the ranks.
     if num_ranks < count <= MAX_BISECTION_SAMPLES and fewest_bins(ordered, best) > num_ranks:
         low, high = best, 2 * best
         while low + 1 < high:

@@ -43,6 +43,7 @@ def certify(table: SampleTable, problem: Problem, found: Assignment, bound: int)
     num_pairs, moved_bytes = scan.moves(problem.home, found.rank, problem.nbytes, ranks)
     order, starts = scan.group(packs + 1, ranks * count + 1)  # what is left over comes first
     order, starts = (order if whole else problem.kept[order])[starts[1] :], starts[1:] - starts[1]
+    # The bound of a plan that left samples over is that of the samples it kept.
     if len(order) < len(problem.kept):
         problem = problem.subset(found.rank >= 0)
         bound = bounds.objective(problem)

@@ -1,4 +1,10 @@
-"""Choose the number of micro-batches, and fall back where the first way does not fit."""
+"""Choose the number of micro-batches, and fall back where the first way does not fit.
+
+Few micro-batches waste the least padding and fixed cost, more leave room to balance. The search starts from the fewest that
+the bounds allow, goes up in growing steps until a plan exists, tries a few more, and stops as soon as the best plan is so
+near the bound that no other number can gain. With a pipeline the numbers up to four per stage are tried, since its term
+falls with M.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -62,6 +68,7 @@ def search(problem: Problem, bound: int, plan: Callable[[int], Assignment | None
     best: Assignment | None = None
     for count in _promising(problem):
         best = _better(problem, bound, best, plan(count))
+    # Numbers that find no plan are cheap to try; once one does, each further one is a whole plan.
     tried = 0
     for count in _counts(problem) if best is None else ():
         if best is not None and (tried >= MAX_COUNTS or _settled(problem, best, bound, count)):
@@ -165,6 +172,7 @@ def _fixed(problem: Problem, bound: int, count: int) -> Assignment:
 
 def _drop(problem: Problem, bound: int, count: int) -> Assignment | None:
     """Keep what first fit by tokens places, largest first; with room for dummies where they are needed."""
+    # Long samples first: they carry the most tokens, and short ones find room later.
     for reserve in (False, True):
         packs = Packs.empty(problem, count, reserve)
         fit(problem, packs, problem.by_size)
@@ -182,6 +190,7 @@ def attempt(problem: Problem, count: int, bound: int, build: Builder | None = No
     """A plan with `count` micro-batches, made by `build` (by the settings), or None where none was found."""
     step, free = problem.config.sync == "step", problem.config.movement == "free" and problem.allowed is None
     build = build or ((free_step if step else free_microbatch) if free else minimal_step if step else minimal_microbatch)
+    # Most plans fit with their dummies as they are; only if one does not, packs keep room for them from the start.
     flags = problem.trained if step else problem.modalities
     for reserve in (False, True) if flags else (False,):
         packs = build(problem, count, reserve, bound)
@@ -202,6 +211,7 @@ def _segregate(problem: Problem, count: int) -> Assignment | None:
         index = np.flatnonzero(problem.media == flags)
         part = problem.subset(index)
         bound, need = bounds.objective(part), bounds.fewest_microbatches(part)
+        # Micro-batches of one set of media need dummies only in empty packs, which have the most room.
         while used + need <= count:
             packs = build(part, need, False, bound)
             if packs is not None:

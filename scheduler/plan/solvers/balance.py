@@ -1,4 +1,14 @@
-"""Which samples leave the ranks that have too much, for the fewest bytes."""
+"""Which samples leave the ranks that have too much, for the fewest bytes.
+
+Every sample starts at home, and only ranks above the limit give. The rank with the largest surplus gives to the rank that
+can take most, or to its last partner where that has room. It gives the sample that ends its surplus at the least bytes, or
+the one with the most cost per byte that does not overshoot, whichever is cheaper. Nodes balance inside first, then all
+ranks. Where heavy samples find no rank with enough room, they are spread over the ranks first, or a rank that no other can
+relieve gives one by force.
+
+Complexity: O(G (log R + N / R)) for G gifts, N samples and R ranks.
+Source: the greedy rule of the fractional knapsack (Dantzig 1957), whose value is also the bound of the bytes to move.
+"""
 
 import heapq
 
@@ -55,6 +65,7 @@ def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
     load = np.bincount(rank_of[heavy], problem.weight[heavy], minlength=problem.num_ranks).astype(np.int64)
     if problem.allowed is not None or not (load > limit).any():
         return False
+    # Heaviest first, each at home while it fits; the others go to the ranks with the least of heavy samples.
     load[:] = 0
     parted: list[int] = []
     for index in heavy[np.argsort(-problem.weight[heavy], kind="stable")].tolist():
@@ -81,6 +92,7 @@ def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -
         load = np.bincount(rank_of, problem.weight, minlength=problem.num_ranks).astype(np.int64)
         takers = np.argsort(load, kind="stable")
         for rank, taker in zip(takers[::-1][:MAX_FORCED_RANKS], takers, strict=False):
+            # The fewest bytes that end the surplus; the taker may exceed the limit, and gives light samples in the next round.
             surplus = load[rank] - limit
             if surplus <= 0 or load[taker] > limit:
                 break

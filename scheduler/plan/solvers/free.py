@@ -1,4 +1,16 @@
-"""Plans that ignore homes: fill towards targets, heaviest first, then exchange samples until loads are even."""
+"""Plans that ignore homes: fill towards targets, heaviest first, then exchange samples until loads are even.
+
+Every pack or rank gets a target, the mean of what is left, and each sample goes, heaviest first, to the one that can still
+take most. At micro-batch sync a sample above the mean makes its micro-batch costly on all ranks anyway: such micro-batches
+are filled first, up to that cost, with one heavy sample a rank and then the samples of the most cost per token. With one
+phase a second way fills the micro-batches one after the other, and the better plan stays. Where samples do not fit that
+way, first fit by tokens packs them into the least capacity that holds them. Exchanges between packs, and of two samples for
+two between ranks, take what is left.
+
+Complexity: O(N log B) for N samples and B packs to fill, and a bounded number of rounds of exchanges over the packs.
+Source: longest processing time first (Graham 1969), MULTIFIT (Coffman, Garey and Johnson 1978); costly micro-batches:
+    water-filling.
+"""
 
 from collections.abc import Callable
 
@@ -15,6 +27,7 @@ from .refine import even_columns, even_packs_of_ranks, even_ranks
 def free_microbatch(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
     """Like cost on all ranks at each index. None where the samples were not made to fit `count` micro-batches."""
     best, least = None, 0
+    # Water-filling knows one target per micro-batch, which several phases do not have.
     for build in (pack, pack_in_turn) if problem.num_phases == 1 else (pack,):
         packs = build(problem, count, reserve)
         if packs is None:
@@ -48,6 +61,7 @@ def _sum_of_largest(problem: Problem, packs: Packs) -> int:
 def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
     """Equal sums on all ranks. None where the samples were not made to fit `count` micro-batches."""
     ranks = problem.num_ranks
+    # Some rank ends at the bound or above, whatever is done: nothing is gained by aiming lower.
     mean = max(-(-int(problem.weight.sum()) // ranks), bound)
     for tight in (False, True):
         packs = Packs.empty(problem, count, reserve)
@@ -65,6 +79,7 @@ def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs 
 
 
 def _even(problem: Problem, packs: Packs, mean: int) -> None:
+    # Small steps go to the last unit: a rank's whole step waits for the largest sum.
     goal = mean // GOOD_ENOUGH if problem.is_large else 0
     even_ranks(problem, packs, mean, goal=goal)
     if not problem.is_large:
@@ -78,6 +93,7 @@ def pack(problem: Problem, count: int, reserve: bool) -> Packs | None:
     """Fill all packs towards their targets; where that does not fit, by tokens only."""
     packs = Packs.empty(problem, count, reserve)
     _fill(problem, packs)
+    # What the heap passed over too often may still fit somewhere.
     by_size = problem.by_size
     if fit(problem, packs, by_size) == 0:
         return packs
@@ -143,9 +159,10 @@ def fill_costly(problem: Problem, packs: Packs, goal: Ints, fill_one: Callable[.
             break
         level = -(-problem.cost[rest].sum(axis=0) // (ranks * (count - index)))
         floor = problem.cost_elsewhere(index)
+        # Costly: one sample alone weighs more than an even share of all that is left.
         heaviest = np.maximum(problem.cost[rest].max(axis=0), floor)
         over = heaviest / np.maximum(level, 1)
-        phase = int(np.argmax(over))
+        phase = int(np.argmax(over))  # phases differ in unit and size: the largest ratio decides
         if over[phase] <= 1:
             break
         heads = _unplaced(packs, problem.by_cost[phase])[:ranks]

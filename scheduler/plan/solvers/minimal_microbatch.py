@@ -1,4 +1,15 @@
-"""Plans in which a sample leaves home only if balance within the tolerance needs it, where ranks wait in every micro-batch."""
+"""Plans in which a sample leaves home only if balance within the tolerance needs it, where ranks wait in every micro-batch.
+
+Micro-batches that a heavy sample makes costly are filled first: one such sample on a rank, then the rank's own densest
+samples. The ranks' sums of the rest are balanced for the fewest bytes, and every rank packs its own samples evenly over its
+other packs. Each rank then orders its packs by cost, so that like meets like, and exchanges lower the costliest packs of
+every index: inside a rank first, which moves nothing, then between ranks, for the fewest bytes. Samples that ended
+elsewhere are exchanged for their like at home. Where packs hold a few samples only, a plan that ignores homes is brought
+home instead (`homeward_microbatch`).
+
+Complexity: O(N M) to pack N samples into M packs a rank, and a bounded number of passes of exchanges over R M packs.
+Source: devised here, from limits of a free plan and local search.
+"""
 
 from functools import partial
 
@@ -57,6 +68,7 @@ def minimal_microbatch(problem: Problem, count: int, reserve: bool, bound: int) 
 def _even_and_return(problem: Problem, packs: Packs, limit: int) -> None:
     """Bring home what can be exchanged for its like; where costs are still uneven, exchange for any bytes in between."""
     bring_home(problem, packs, limit)
+    # Evening out regardless of bytes moves samples that `bring_home` then exchanges back: each pass keeps the better balance.
     before = _sum_of_largest(problem, packs)
     for _ in range(MAX_EVEN_PASSES):
         if before <= limit_plus_slack(problem, limit):
@@ -100,8 +112,10 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
     spent = int(_largest(problem, packs.loads(problem), count)[:first].sum())
     mean = -(-int(problem.weight[rest].sum()) // ranks)
     allowed = max(limit - spent, mean + int(mean * problem.config.tolerance))
+    # Two of the heavy would overfill a pack, so they are placed one by one before the light ones level everything.
     heavy = problem.weight * 2 > mean // max(count - first, 1)
     _spread_heavy(problem, packs, goal, rank_of, heavy, first, allowed)
+    # A quarter of the way from the mean to what is allowed: sums below it leave packs room to meet it at every index.
     for movable in (~heavy, np.ones(len(heavy), np.bool_)):
         if not balance(problem, rank_of, (3 * mean + allowed) // 4, count - first, movable, rest):
             break
@@ -109,6 +123,7 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
         return None
     if not _improve(problem, packs, limit, ("rank",), MAX_RANK_PASSES):
         return packs
+    # Exchanges inside a rank move nothing, so they came first.
     if not every and _sum_of_largest(problem, packs) > bound_with_tolerance(problem, limit):
         return packs  # too far away: the other way to share heavy samples is worth more than exchanges
     _improve(problem, packs, limit, ("all", "index"), MAX_INDEX_PASSES)
@@ -215,6 +230,7 @@ def _lower(problem: Problem, packs: Packs, limit: int, between: str) -> bool:
         return False
     least = column_goals(problem, packs, load)
     slack = largest - problem.raised(least)
+    # Every index comes down by the same part of what it can: no index is pushed below its mean.
     share = min(excess / max(int(slack.sum()), 1), 1.0)
     goals = largest - np.ceil(slack * share).astype(np.int64)
     numbers = np.arange(ranks * count).reshape(ranks, count)

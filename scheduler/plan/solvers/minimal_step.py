@@ -1,4 +1,13 @@
-"""Plans in which a sample leaves home only if balance within the tolerance needs it, where ranks wait once a step."""
+"""Plans in which a sample leaves home only if balance within the tolerance needs it, where ranks wait once a step.
+
+`balance` chooses the rank of every sample, so that no rank's sum lies above the bound with the tolerance. Each rank then
+packs its own samples, longest first, into the pack with the least cost so far, or, where that leaves samples over, into the
+pack with the least room. Samples without a pack at home go wherever there is room. Exchanges between ranks undo what that
+cost, for the fewest bytes. With a pipeline, packs of a rank are evened out last: its largest pack counts once per stage.
+
+Complexity: that of `balance`, O(N M) to pack N samples into M packs a rank, and a bounded number of rounds of exchanges.
+Source: devised here; packing at home is worst fit decreasing, then best fit decreasing (Johnson 1974).
+"""
 
 import numpy as np
 
@@ -20,6 +29,7 @@ def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Pac
     packs = _pack_at_home(problem, rank_of, count, reserve, limit)
     if packs is None:
         return None
+    # Samples that found no pack at home may have lifted a rank above the limit.
     even_ranks(problem, packs, limit, goal=0, price=price(problem, packs))
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, packs)
@@ -31,6 +41,7 @@ def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, li
     ranks = problem.num_ranks
     order = problem.by_size
     phase = np.zeros(len(order), np.int64)
+    # Emptiest pack first leaves even packs; tightest first fits samples of like size better.
     best, fewest = None, len(order) + 1
     for tight in (False, True):
         packs = Packs.empty(problem, count, reserve)

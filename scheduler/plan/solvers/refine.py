@@ -1,4 +1,14 @@
-"""Exchange samples between packs or ranks until loads are even: what all plans have in common."""
+"""Exchange samples between packs or ranks until loads are even: what all plans have in common.
+
+Units are packs or whole ranks, and every unit has a target. In a round the unit furthest above its target meets the one
+furthest below, the second meets the second, and so on. A pair makes the exchange, or the move of one sample, that brings
+both nearest their targets; of equal ones the exchange with the least bytes. Two packs of few samples are split again in the
+best of all ways. A group is done when no unit lies above its goal, or when some rounds with other partners found nothing.
+
+Complexity: at most `MAX_PAIRS` pairs of samples per pair of units, `PAIRS_PER_SAMPLE` N and `PAIRS_PER_CALL` of them in one
+    call.
+Source: pairwise interchange (Finn and Horowitz 1979); all ways to split few samples in the order of a Gray code.
+"""
 
 import numpy as np
 
@@ -29,6 +39,7 @@ def exchange(
         return
     goal = np.zeros((len(groups), items.cost.shape[1]), np.int64) if goal is None else goal
     price = np.zeros(len(problem.size), np.int64) if price is None else price
+    # A pair costs more to weigh with several phases.
     pairs = MAX_PAIRS if problem.num_phases == 1 else MAX_PAIRS // 4
     swap.refine(
         Units(np.ascontiguousarray(groups), bins_per_unit, np.ascontiguousarray(excess), np.ascontiguousarray(goal)),
@@ -54,6 +65,7 @@ def even_columns(problem: Problem, packs: Packs, *, across: bool) -> None:
     load = packs.loads(problem)
     goals = column_goals(problem, packs, load)
     numbers = np.arange(ranks * count)
+    # Across all packs one goal holds for every index: that of the lightest.
     close = goals // GOOD_ENOUGH
     exchange(
         problem,

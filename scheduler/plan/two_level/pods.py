@@ -97,6 +97,7 @@ def plan_in_pods(
     bound = bounds.objective(problem)
     number = num_pods(problem, pods)
     found = solve_in_pods(problem, bound, number, team) if number > 1 else None
+    # Every rank decides alike, since value and bound are those of the whole step.
     if found is not None and not is_near(problem, bound, found):
         found = None
     return certify(table, problem, found or solve(problem, bound), bound)
@@ -206,6 +207,7 @@ def _exchanged(
     How much is gathered first follows from what ranks know to be equal, so that those that disagree find out.
     """
     usual = -(-len(problem.size) // problem.num_ranks)
+    # Its length follows from N and R alone: ranks that shared the samples out differently still gather, and find out.
     slots = usual + usual // 16 + SPARE_SLOTS
     row = np.zeros(4 + max(slots, most), "<i4")
     row[:2] = _digest(np.array([count]), share.starts, share.order)
