@@ -4,7 +4,7 @@ import numpy as np
 
 from evenpack.cli.what_if.opponents.common import Pack, to_plan, weights
 from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
-from evenpack.scheduler.plan.config import NO_TOWERS
+from evenpack.scheduler.plan.settings import NO_TOWERS
 
 
 def water_fill(

@@ -67,7 +67,7 @@ def _run_show(arguments: argparse.Namespace) -> int:
         ValueError: numbers out of range, or no sample that fits a pack.
     """
     from ..scheduler import OfflineIndex
-    from ..scheduler.plan.config import check_int
+    from ..scheduler.plan.settings import check_int
 
     index = OfflineIndex(arguments.index)
     check_int("--max-tokens", arguments.max_tokens, 1)

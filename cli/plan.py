@@ -92,7 +92,7 @@ def check(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: the first of them, with its limit.
     """
-    from ..scheduler.plan.config import check_int
+    from ..scheduler.plan.settings import check_int
 
     for name in ("ranks", "max_tokens", "samples_per_step", "steps", "cp", "align"):
         if getattr(arguments, name) is not None:

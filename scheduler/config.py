@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from ..core.fields import TENSOR_DTYPES
-from .plan.config import PlanConfig, check_int, check_literal, check_real
+from .plan.settings import PlanConfig, check_int, check_literal, check_real
 
 Scope = Literal["group", "rank", "microbatch"]
 OnExhausted = Literal["drain", "stop"]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..collate import PackedBatch
-from .plan.config import check_literal
+from .plan.settings import check_literal
 
 Reduce = Literal["mean", "sum"]
 

@@ -19,7 +19,7 @@ from .config import SchedulerConfig
 from .grad_sync import reduce_if, refuse_ddp, refuse_fsdp
 from .loss import Reduce, packed_loss
 from .plan import MediaTowers, SampleTable, StepPlan
-from .plan.config import MEDIA_BITS
+from .plan.settings import MEDIA_BITS
 from .stages.return_home import return_home
 from .stats import StepStats
 

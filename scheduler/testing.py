@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .comm.transports.threads import HubRegistry, enter_simulation
-from .plan.config import check_int, check_literal
+from .plan.settings import check_int, check_literal
 
 T = TypeVar("T")
 Backend = Literal["threads", "gloo"]

@@ -10,7 +10,7 @@ from numba.core import event
 
 from .config import SchedulerConfig
 from .plan import PlanConfig, warm_up
-from .plan.config import Movement, Sync
+from .plan.settings import Movement, Sync
 
 TEXT = "evenpack: compiling the planner, some 15 seconds, once"
 

@@ -6,7 +6,7 @@ from evenpack.cli.what_if.opponents.alone import pack_decreasing
 from evenpack.cli.what_if.opponents.common import Pack, to_plan, weights
 from evenpack.cli.what_if.opponents.karmarkar_karp import partition
 from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
-from evenpack.scheduler.plan.config import NO_TOWERS
+from evenpack.scheduler.plan.settings import NO_TOWERS
 
 from .common import split_to_multiple
 

@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and print on the first rank."""
-    from ...scheduler.plan.config import check_int, check_real
+    from ...scheduler.plan.settings import check_int, check_real
     from .examine import examine
     from .finding import as_dict, as_text
 

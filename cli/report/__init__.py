@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the runs and print what they hold."""
-    from ...scheduler.plan.config import check_int
+    from ...scheduler.plan.settings import check_int
     from .reading import read_report
     from .result import as_dict, as_text
 

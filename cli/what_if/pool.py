@@ -7,7 +7,7 @@ import numpy as np
 
 from ...scheduler.cost.model import CostModel, typical_cost
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
-from ...scheduler.plan.config import NO_TOWERS
+from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
 from .lengths import Grid, Samples
 from .workloads import WORKLOADS

@@ -8,7 +8,7 @@ import numpy as np
 from ...integrations.megatron.next_fit import next_fit_planner
 from ...scheduler.config import SchedulerConfig
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, planner_for
-from ...scheduler.plan.config import NO_TOWERS
+from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
 from ...scheduler.stats import StepStats, step_stats
 from ...scheduler.telemetry.advice import Advice, Situation, advise

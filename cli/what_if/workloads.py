@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...scheduler.plan import MediaTowers, SampleTable
-from ...scheduler.plan.config import NO_TOWERS
+from ...scheduler.plan.settings import NO_TOWERS
 
 Rng = np.random.Generator
 Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ import numpy as np
 from ...core import InfeasiblePlanError, OversizeSampleError
 from ...scheduler import PlanConfig, SampleTable, StepPlan
 from ...scheduler.plan import MediaTowers, plan_fixed
-from ...scheduler.plan.config import NO_TOWERS
+from ...scheduler.plan.settings import NO_TOWERS
 
 
 def next_fit_planner(

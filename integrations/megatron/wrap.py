@@ -11,7 +11,7 @@ import torch
 from ...core import Field
 from ...models import ModelAdapter, adapter_for
 from ...scheduler import PackedStep, SchedulerConfig, StepCallback, plan_step
-from ...scheduler.plan.config import check_int
+from ...scheduler.plan.settings import check_int
 from ...scheduler.stages.describe import SampleCost
 from ...scheduler.stages.planning import Planner
 from ...scheduler.telemetry.callbacks import Callbacks

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...scheduler.plan.config import check_int
+from ...scheduler.plan.settings import check_int
 from ...scheduler.stats import StepStats
 from ...scheduler.step import PackedStep
 from ...scheduler.telemetry.summary import Summary

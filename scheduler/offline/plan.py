@@ -9,7 +9,7 @@ import numpy as np
 from ...models import ModelAdapter
 from ..cost.model import default_cost
 from ..plan import PlanConfig, SampleTable, StepPlan, planner_for
-from ..plan.config import check_int
+from ..plan.settings import check_int
 from ..plan.table import Ints
 from ..stages.describe import SampleCost, media_towers
 from .permutation import Permutation

@@ -1,10 +1,10 @@
 """The planner: a pure function from a table of samples to a plan (numpy and numba only)."""
 
 from .certificate import CODE_VERSION
-from .config import MediaTowers, PlanConfig
 from .fixed import plan_fixed
 from .planner import plan_step
 from .result import StepPlan
+from .settings import MediaTowers, PlanConfig
 from .table import SampleTable
 from .two_level import Team, plan_in_pods, planner_for
 from .warmup import warm_up

@@ -8,10 +8,10 @@ import numpy as np
 
 from ...core import round_up
 from ...core.errors import PlanError
-from .config import MEDIA_BITS
 from .kernels import scan
 from .packs import Packs
 from .problem import Problem
+from .settings import MEDIA_BITS
 from .table import Bools, Ints
 
 

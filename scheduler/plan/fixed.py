@@ -6,10 +6,10 @@ from ...core.errors import InfeasiblePlanError
 from . import bounds
 from .assignment import assign, needed_dummies, occupied, overfull, pack_sums
 from .certificate import certify
-from .config import NO_TOWERS, MediaTowers, PlanConfig
 from .packs import Packs
 from .problem import build_problem
 from .result import StepPlan
+from .settings import NO_TOWERS, MediaTowers, PlanConfig
 from .table import Ints, SampleTable
 
 

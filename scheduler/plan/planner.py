@@ -5,10 +5,10 @@ from typing import Any
 
 from . import bounds
 from .certificate import certify
-from .config import NO_TOWERS, MediaTowers, PlanConfig
 from .problem import build_problem
 from .result import StepPlan
 from .search import solve
+from .settings import NO_TOWERS, MediaTowers, PlanConfig
 from .table import SampleTable
 
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from ...core import round_up
 from ...core.errors import OversizeSampleError, PlanError
-from .config import MEDIA_BITS, NO_TOWERS, MediaTowers, PlanConfig
 from .integers import descending, exact_sum, floor_scale
 from .kernels.jit import Items
 from .limits import LARGE_STEP, MAX_SUM, PAIRS_PER_CALL, PAIRS_PER_SAMPLE
+from .settings import MEDIA_BITS, NO_TOWERS, MediaTowers, PlanConfig
 from .table import Bools, Ints, SampleTable, as_ints
 
 #: Number of different sets of modalities, as bit flags.

@@ -5,10 +5,10 @@ from typing import get_args
 import numpy as np
 
 from . import bounds
-from .config import Movement, PlanConfig, Sync
 from .packs import Packs
 from .planner import plan_step
 from .problem import build_problem
+from .settings import Movement, PlanConfig, Sync
 from .solvers.free import fit, pack, pack_in_turn
 from .solvers.minimal_microbatch import homeward_microbatch
 from .solvers.minimal_step import place_anywhere

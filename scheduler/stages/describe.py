@@ -16,7 +16,7 @@ from ...core.sample import TYPE_CODES
 from ...models import ModelAdapter, dummy_sample
 from ..config import SchedulerConfig
 from ..plan import MediaTowers
-from ..plan.config import MEDIA_BITS
+from ..plan.settings import MEDIA_BITS
 from .blocks import Block
 from .metadata import MAX_FREE_DTYPES, row_dtype
 

@@ -43,7 +43,7 @@ def test_each_class_exists_once():
 from evenpack.scheduler import PlanConfig, SampleTable
 import evenpack.scheduler.plan as plan
 assert plan.PlanConfig is PlanConfig and plan.SampleTable is SampleTable
-assert PlanConfig.__module__ == "evenpack.scheduler.plan.config", PlanConfig.__module__
+assert PlanConfig.__module__ == "evenpack.scheduler.plan.settings", PlanConfig.__module__
 """
     result = python(code)
     assert result.returncode == 0, result.stderr

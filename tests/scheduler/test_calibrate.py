@@ -9,7 +9,7 @@ from evenpack.core import FieldMismatchError
 from evenpack.models import dummy_sample
 from evenpack.scheduler import PackingScheduler, ProcessGroups, RunLog, SchedulerConfig, read_run
 from evenpack.scheduler.cost.model import Observation
-from evenpack.scheduler.plan.config import MEDIA_BITS
+from evenpack.scheduler.plan.settings import MEDIA_BITS
 from evenpack.scheduler.telemetry.run_log import replay_differences
 from evenpack.scheduler.testing import run_ranks
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
-from ....scheduler.plan.config import NO_TOWERS
+from ....scheduler.plan.settings import NO_TOWERS
 from .common import Pack, to_plan, weights
 
 

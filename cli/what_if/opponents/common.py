@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_fixed
-from ....scheduler.plan.config import NO_TOWERS
+from ....scheduler.plan.settings import NO_TOWERS
 
 Pack = list[int]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan
-from ....scheduler.plan.config import NO_TOWERS
+from ....scheduler.plan.settings import NO_TOWERS
 from .common import Pack, to_plan, weights
 
 #: A set while it is being merged: an index, a pair of sets, or None for none; a list only in the end.

@@ -16,7 +16,6 @@ from ....core.errors import PlanMismatchError
 from .. import bounds
 from ..assignment import Assignment, finish
 from ..certificate import certify
-from ..config import NO_TOWERS, MediaTowers, PlanConfig, check_int
 from ..limits import (
     MAX_POD_FAILURES,
     POD_RANKS,
@@ -31,6 +30,7 @@ from ..planner import plan_step
 from ..problem import Problem, bound_with_tolerance, build_problem
 from ..result import StepPlan
 from ..search import attempt, search, solve
+from ..settings import NO_TOWERS, MediaTowers, PlanConfig, check_int
 from ..table import Ints, SampleTable
 from .sharing import PodProblem, Pods, Share, assign_to_pods, pod_problem
 

@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 
 from ...plan import SampleTable, StepPlan, plan_step
-from ...plan.config import check_int, check_real
+from ...plan.settings import check_int, check_real
 from ...stats import StepStats
 from ...step import PackedStep
 from .advise import Advice, Situation, advise

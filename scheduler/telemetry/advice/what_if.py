@@ -9,7 +9,7 @@ import numpy as np
 from ....core import round_up
 from ...config import SchedulerConfig
 from ...plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
-from ...plan.config import NO_TOWERS
+from ...plan.settings import NO_TOWERS
 from ...stages.metadata import Gathered, row_dtype
 from ...stages.select import waiting_outliers
 

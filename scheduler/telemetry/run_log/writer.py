@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...comm.channel import Channel
 from ...plan import SampleTable, StepPlan
-from ...plan.config import check_int
+from ...plan.settings import check_int
 from ...stats import StepStats
 from ...step import PackedStep, StepContext
 from .header import RunHeader
