@@ -64,7 +64,8 @@ def rope_threshold(decoder: nn.Module) -> int | None:
     """Return the length beyond which a decoder's rotary tables change, None where they do not."""
     for module in decoder.modules():
         if isinstance(module, PerSegmentRope):
-            parameters = module.config.rope_parameters  # type: ignore[attr-defined]
+            config: Any = module.config
+            parameters = config.rope_parameters
             nested = [one for one in parameters.values() if isinstance(one, dict)] or [parameters]
             found = [one["original_max_position_embeddings"] for one in nested if "original_max_position_embeddings" in one]
             return int(min(found))

@@ -88,6 +88,7 @@ def _outputs(model: nn.Module, adapter: ModelAdapter, lengths: tuple[int, ...], 
     }
     names = forward_arguments(model, adapter)
     output = model(**{name: value for name, value in offered.items() if name in names})
-    outputs: torch.Tensor = getattr(output, "logits", None) if getattr(output, "logits", None) is not None else output[0]
+    logits: torch.Tensor | None = getattr(output, "logits", None)
+    outputs: torch.Tensor = output[0] if logits is None else logits
     start = int(cu[-2])
     return outputs[0, start : start + lengths[-1]]
