@@ -16,7 +16,7 @@ PIXEL_DTYPES: tuple[str, ...] = tuple(name for name in TENSOR_DTYPES if "float" 
 
 
 class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
-    """Everything that `PackingScheduler` is told besides source, adapter and groups. Most users set the first six at most.
+    """Settings of `PackingScheduler`, besides source, adapter and groups. Most users set the first six at most.
 
     Attributes:
         max_tokens: most padded tokens per GPU and pack; a pack's capacity is `max_tokens * cp_size`.

@@ -142,7 +142,7 @@ class Pipeline:
             context,
             table=table,
             plan=plan,
-            weights=chosen.gathered.rows["weight"].astype(np.float64),
+            weights=chosen.gathered.records["weight"].astype(np.float64),
             samples=samples,
             stats=stats,
             media_dtype=dtype_of(gathered.media_dtype),
@@ -154,7 +154,7 @@ class Pipeline:
         self._channel.heartbeat.stage = f"gathering step {self.step}"
         state = RankState(
             step=self.step,
-            rows=np.stack([item.row for item in candidates]) if candidates else self._describer.empty_rows(),
+            records=np.stack([item.record for item in candidates]) if candidates else self._describer.empty_records(),
             exhausted=self._reader.exhausted,
             dropped=self._reader.take_dropped(),
             truncated=self._describer.take_truncated(),
@@ -168,7 +168,7 @@ class Pipeline:
     def _plan(self, table: SampleTable, gathered: Gathered) -> StepPlan:
         return plan_samples(
             table,
-            gathered.rows["list_index"].astype(np.int64),
+            gathered.records["list_index"].astype(np.int64),
             planner=self._planner,
             config=self._context.config,
             towers=self._context.towers,
@@ -241,6 +241,6 @@ class Pipeline:
             due = self._changes.popleft()
         if due is not None:
             self._describer.use_cost(due.cost)
-            self._gatherer.amend(due.told)
+            self._gatherer.amend(due.fingerprint)
             self._context = msgspec.structs.replace(self._context, towers=due.towers)
             self._reader.describe_again()

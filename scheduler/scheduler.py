@@ -36,7 +36,7 @@ from .step import PackedStep
 from .telemetry.callbacks import Callbacks, StepCallback
 from .warm import warm_up_once
 
-#: Schedulers that nobody closed: a worker that still waits in a collective when the interpreter ends would abort it.
+#: Schedulers that are still open: a worker that still waits in a collective when the interpreter ends would abort it.
 _OPEN: "weakref.WeakSet[PackingScheduler]" = weakref.WeakSet()
 
 
@@ -52,7 +52,7 @@ class PackingScheduler(Iterator[PackedStep]):
 
     Every rank builds one, with its own source, and takes the same number of steps. While a step trains, the next one is
     collected, planned and exchanged by a worker thread. Iterating to the end ends an epoch; iterating again begins the next.
-    A loop that broke off goes on where it stopped.
+    A loop that broke off continues where it stopped.
 
     Args:
         source: iterable of samples, or of lists of samples (a loader, a dataset): see `collate.prepare_sample`.
@@ -95,7 +95,7 @@ class PackingScheduler(Iterator[PackedStep]):
     ) -> None:
         adapter, fields = adapter_of(adapter), fields_of(fields)
         check_types(config=config, groups=groups, cost=cost, planner=planner, callbacks=callbacks)
-        told = Callbacks(callbacks)
+        checked = Callbacks(callbacks)
         if count_items and (config.samples_per_step is None or config.on_exhausted != "drain"):
             raise ValueError(
                 "count_items needs samples_per_step and on_exhausted='drain', got "
@@ -108,8 +108,8 @@ class PackingScheduler(Iterator[PackedStep]):
         self._costs = Costs(adapter, cost)
         self._config = config
         warm_up_once(groups.rank, config, num_phases=len(cost.phases))
-        self._callbacks, self._clock = told, StepClock()
-        self._told: PackedStep | None = None
+        self._callbacks, self._clock = checked, StepClock()
+        self._notified_step: PackedStep | None = None
         self._groups = groups
         self._source = as_source(source)
         self._original = source
@@ -161,7 +161,7 @@ class PackingScheduler(Iterator[PackedStep]):
 
     @property
     def num_dropped(self) -> int:
-        """Samples that the oversize policy dropped so far on all ranks, behind the last step of an epoch too."""
+        """Samples that the oversize policy dropped so far on all ranks, those after the last step of an epoch included."""
         return self._pipeline.num_dropped
 
     @property
@@ -214,28 +214,28 @@ class PackingScheduler(Iterator[PackedStep]):
             raise
         if prepared.step is None:
             self._checkpoint = prepared.checkpoint
-            self._ended = True  # until somebody iterates again
+            self._ended = True  # until `iter` is called again
             self._clock.epoch_ended()
             self._end_epoch()
-            self._tell_if_empty()
+            self._warn_if_empty()
             raise StopIteration
-        self._tell(prepared.step)
+        self._notify(prepared.step)
         self._checkpoint = prepared.checkpoint
         self._stats = prepared.step.stats
         self._in_flight.popleft()
         self._prefetcher.used()
-        self._told = self._empty_since = None
+        self._notified_step = self._empty_since = None
         return prepared.step
 
-    def _tell(self, step: PackedStep) -> None:
+    def _notify(self, step: PackedStep) -> None:
         """Time the step and call the callbacks; a step that comes a second time, since one of them raised, is timed already."""
-        if self._told is not step:
+        if self._notified_step is not step:
             step.stats = self._clock.handed_out(step.stats)
-            self._told = step
+            self._notified_step = step
             self._callbacks.begin()
         self._callbacks(step)
 
-    def _tell_if_empty(self) -> None:
+    def _warn_if_empty(self) -> None:
         """Warn of an epoch without a step, unless it had them before the state that was loaded."""
         if self._empty_since is not None and self._groups.is_writer:
             dropped = self.num_dropped - self._empty_since
@@ -270,9 +270,9 @@ class PackingScheduler(Iterator[PackedStep]):
             ValueError: too few observations, or none with media for a model that has a tower.
         """
         ahead = 0 if self._prefetcher is None else self._prefetcher.num_ahead
-        behind = self._checkpoint or self._pipeline.checkpoint(in_epoch=False)
+        checkpoint = self._checkpoint or self._pipeline.checkpoint(in_epoch=False)
         try:
-            found, from_step = fit_across_ranks(self._channel.control, observations, behind.step + ahead)
+            found, from_step = fit_across_ranks(self._channel.control, observations, checkpoint.step + ahead)
         except TransportError as error:
             raise self._channel.lost(error, "calibrate") from error
         self._costs.check(found.model)
@@ -280,7 +280,7 @@ class PackingScheduler(Iterator[PackedStep]):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state behind the last step that was handed out; every rank saves its own.
+        """Return this rank's state after the last step that was handed out; every rank saves its own.
 
         The samples of prepared steps are read again after a resume, where the source can go back; where it cannot, they are
         part of the state, and this call waits until the worker is done with what it reads.
@@ -289,16 +289,16 @@ class PackingScheduler(Iterator[PackedStep]):
             Plain data and the source's own state, to be saved with `torch.save` or the like.
         """
         rank, num_ranks = self._groups.rank, self._groups.num_ranks
-        behind = self._checkpoint or self._pipeline.checkpoint(in_epoch=False)
-        if self._prefetcher is not None and behind.position.source is None:
+        checkpoint = self._checkpoint or self._pipeline.checkpoint(in_epoch=False)
+        if self._prefetcher is not None and checkpoint.position.source is None:
             if self._config.scope == "microbatch" or self._count_items:
                 what = "count_items" if self._count_items else "scope='microbatch'"
                 raise ValueError(f"with {what}, a source that cannot go back has no state")
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
-            behind = with_in_flight(behind, fresh, self._pipeline.waiting)
-        state = to_state(behind, rank=rank, num_ranks=num_ranks, adapter=self._adapter)
-        return {**state, **self._costs.state(behind.step)}
+            checkpoint = with_in_flight(checkpoint, fresh, self._pipeline.waiting)
+        state = to_state(checkpoint, rank=rank, num_ranks=num_ranks, adapter=self._adapter)
+        return {**state, **self._costs.state(checkpoint.step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a state that this rank saved, in a job of as many ranks; every rank does, before its next step.
@@ -350,7 +350,7 @@ class PackingScheduler(Iterator[PackedStep]):
         finally:
             if self._end_epoch():
                 self._channel.close()
-            self._in_flight.clear()  # steps that nobody will ask for hold what was received for them
+            self._in_flight.clear()  # steps that are never asked for hold what was received for them
 
     def __enter__(self) -> Self:
         return self
@@ -386,6 +386,6 @@ class PackingScheduler(Iterator[PackedStep]):
         if prefetcher.close(patience):
             return True
         warnings.warn(
-            f"the source did not return within {patience:g} s: its thread is left behind", RuntimeWarning, stacklevel=3
+            f"the source did not return within {patience:g} s: its thread keeps running", RuntimeWarning, stacklevel=3
         )
         return False

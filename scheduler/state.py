@@ -30,13 +30,13 @@ _KEYS = (
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Where a scheduler stands behind the last step that it handed out.
+    """Where a scheduler stands after the last step that it handed out.
 
     Attributes:
         step: number of the next step.
         plan: digest of the last plan.
         dtypes: dtype codes of the fields of free dtype.
-        in_epoch: whether the epoch goes on.
+        in_epoch: whether the epoch continues.
         position: where the reader stands.
     """
 
@@ -47,18 +47,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     position: Position
 
 
-def with_in_flight(behind: Checkpoint, fresh: Sequence[Described], waiting: Sequence[Described]) -> Checkpoint:
+def with_in_flight(checkpoint: Checkpoint, fresh: Sequence[Described], waiting: Sequence[Described]) -> Checkpoint:
     """Return a checkpoint that holds everything read since, for a source that cannot go back.
 
     Args:
-        behind: where the last step that was handed out ends.
+        checkpoint: where the last step that was handed out ends.
         fresh: what was read for the steps prepared since, in order.
         waiting: what was read and belongs to no step yet.
     """
-    # Before the first step of an epoch, `behind` is the end of the one before, where the source had ended.
-    exhausted = behind.in_epoch and behind.position.exhausted
-    position = msgspec.structs.replace(behind.position, waiting=(*fresh, *waiting), exhausted=exhausted, started=True)
-    return msgspec.structs.replace(behind, in_epoch=True, position=position)
+    # Before the first step of an epoch, `checkpoint` is the end of the one before, where the source had ended.
+    exhausted = checkpoint.in_epoch and checkpoint.position.exhausted
+    position = msgspec.structs.replace(checkpoint.position, waiting=(*fresh, *waiting), exhausted=exhausted, started=True)
+    return msgspec.structs.replace(checkpoint, in_epoch=True, position=position)
 
 
 def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int, adapter: ModelAdapter) -> dict[str, Any]:

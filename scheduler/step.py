@@ -189,7 +189,7 @@ class PackedStep(Sequence[PackedBatch]):
         Raises:
             ValueError: another number of values than the packs have samples, or values that are no tensors.
             PeerFailedError: that happened on another rank.
-            PeerLostError: a rank did not come.
+            PeerLostError: timed out waiting for a rank, or lost it.
         """
         rows = [self.plan.ids(self._context.rank, index).tolist() for index in range(self.num_microbatches)]
         channel = self._context.channel
@@ -200,7 +200,9 @@ class PackedStep(Sequence[PackedBatch]):
 
     def _pack(self, index: int) -> PackedBatch:
         if os.getpid() != self._process:
-            raise RuntimeError(f"process {os.getpid()} asks for a pack of a step of process {self._process}: pack it there")
+            raise RuntimeError(
+                f"packs must be built in the process that owns the step ({self._process}), not in a fork ({os.getpid()})"
+            )
         context, config = self._context, self._context.config
         rows = self.plan.ids(context.rank, index).tolist()
         dummies = self._dummies(index)

@@ -54,7 +54,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps.blocks if isinstance(self.steps, MixedTransport) else self.steps
 
     def lost(self, error: TransportError, where: str) -> PeerLostError:
-        """Return the error that names who did not come; what the backend says about it is for its cause.
+        """Return the error that names the ranks which a collective waited for in vain; the backend's own error is its cause.
 
         Args:
             error: what the transport raised.
@@ -64,13 +64,16 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         if missing:
             names = ", ".join(f"rank {rank} (last: {sign})" for rank, sign in missing)
             return PeerLostError(f"{names} stopped answering at {where}")
-        others = ", ".join(f"rank {rank}: {sign}" for rank, sign in self.heartbeat.stages())
-        if not others:  # nothing else is known
-            return PeerLostError(f"a rank did not come to {where}: {error}")
-        return PeerLostError(f"a rank did not come to {where}, all are alive ({others})")
+        stages = self.heartbeat.stages()
+        if not stages:  # nothing else is known
+            return PeerLostError(f"timed out waiting for a rank at {where}: {error}")
+        # Ranks in another stage than this one are late; if there are none, any may be.
+        late = [(rank, stage) for rank, stage in stages if stage != self.heartbeat.stage] or stages
+        names = ", ".join(f"rank {rank} (last: {stage})" for rank, stage in late)
+        return PeerLostError(f"timed out at {where} waiting for {names}; all processes are alive")
 
     def abort(self) -> None:
-        """Let whatever thread waits for a peer go."""
+        """Wake every thread that waits for another rank with `Aborted`."""
         self.steps.abort()
         self.control.abort()
 

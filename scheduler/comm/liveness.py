@@ -19,10 +19,10 @@ _OPENING, _GAVE_UP = b"opening", b"gave up"
 class Heartbeat:
     """One rank's sign of life: a counter that a thread advances, and what the rank is doing.
 
-    A backend's error names an address at best, and a time-out names nobody. The store outlives a rank, so it can be asked.
+    A backend's error names an address at best, and a time-out names no rank. The store outlives a rank, so it can be asked.
 
     Args:
-        store: the job's key-value store, None where there is none (simulated ranks): nobody is ever named.
+        store: the job's key-value store, None if there is none (simulated ranks): then no rank is ever named.
         name: prefix of the keys, the same on every rank of the group and unique to the scheduler.
         rank: this rank within the group.
         num_ranks: size of the group.
@@ -58,7 +58,7 @@ class Heartbeat:
         """Return the ranks that show no life, each with what it last said; else those that closed their scheduler.
 
         Reads every counter twice, three intervals apart. A rank that closed is most often another victim, so it is named
-        only where nobody is silent.
+        only if no rank is silent.
         """
         if self._store is None:
             return []

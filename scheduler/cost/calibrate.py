@@ -47,13 +47,13 @@ class CostChange(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         from_step: number of the first step that is planned with it.
         cost: the model.
         towers: the adapter's media towers; the cost of dummy media follows the model.
-        told: what ranks compare, to be sure that they plan with the same; empty for the model that all began with.
+        fingerprint: what ranks compare, to be sure that they plan with the same model; empty for the one that all began with.
     """
 
     from_step: int
     cost: SampleCost
     towers: MediaTowers
-    told: bytes
+    fingerprint: bytes
 
 
 class Costs:
@@ -103,5 +103,5 @@ class Costs:
     def _changed(self, model: CostModel | None, from_step: int) -> CostChange:
         cost = model or self._first
         self.towers = media_towers(self._adapter, cost)
-        told = b"" if model is None else msgspec.msgpack.encode((model, sorted(self.towers.dummy_cost.items())))
-        return CostChange(from_step=from_step, cost=cost, towers=self.towers, told=told)
+        fingerprint = b"" if model is None else msgspec.msgpack.encode((model, sorted(self.towers.dummy_cost.items())))
+        return CostChange(from_step=from_step, cost=cost, towers=self.towers, fingerprint=fingerprint)

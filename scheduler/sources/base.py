@@ -21,7 +21,7 @@ class Source(Protocol):
         ...
 
     def state_dict(self) -> Any:
-        """Return the position behind the last item that was yielded; None where the source cannot go back.
+        """Return the position after the last item that was yielded; None if the source cannot go back.
 
         Behind the last item of an epoch it is the beginning of the next.
         """
@@ -33,13 +33,11 @@ class Source(Protocol):
 
 
 def skip(iterator: Iterator[Any], count: int) -> None:
-    """Read and discard the items in front of a loaded position.
+    """Read and discard the items before a loaded position.
 
     Raises:
         ValueError: the source ends before it.
     """
     found = sum(1 for _ in itertools.islice(iterator, count))
     if found < count:
-        raise ValueError(
-            f"the state stands behind {count} items, and the source ended after {found}: it is not the one of then"
-        )
+        raise ValueError(f"the source is shorter than when the state was saved: read {found} items, the state needs {count}")

@@ -58,7 +58,7 @@ class IteratorSource:
         return self._iterator
 
     def state_dict(self) -> None:
-        """Return None: there is no way back."""
+        """Return None: an iterator cannot go back."""
         return None
 
     def load_state_dict(self, state: None) -> None:

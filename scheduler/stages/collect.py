@@ -38,7 +38,7 @@ class Reader:
     An error of the source, or of a sample, is kept for the next gather: raising it here would leave the other ranks waiting.
 
     Args:
-        source: yields samples, or lists of samples; read anew in every epoch.
+        source: yields samples, or lists of samples; read again in every epoch.
         describer: checks and describes each sample.
         config: settings; they say in which unit a step is counted.
         count_items: `samples_per_step` counts items of the source, however many samples each of them holds.
@@ -73,7 +73,7 @@ class Reader:
         return self._source.state_dict() is not None
 
     def start(self) -> None:
-        """Begin an epoch, or go on with the one that was loaded; opening the source may fail like any later read."""
+        """Begin an epoch, or continue the one that was loaded; opening the source may fail like any later read."""
         if not self._resumed:
             self.waiting, self.deferred, self._index, self.exhausted = [], [], 0, False
         self._num_items = 0
@@ -88,7 +88,7 @@ class Reader:
     def position(self) -> Position:
         """Return where the reader stands."""
         return Position(
-            source=copy.deepcopy(self._source.state_dict()),  # it may be the source's own, which goes on
+            source=copy.deepcopy(self._source.state_dict()),  # it may be the source's own, which changes as it is read
             waiting=tuple(self.waiting),
             deferred=tuple(self.deferred),
             index=self._index,
@@ -97,11 +97,11 @@ class Reader:
         )
 
     def load(self, position: Position, *, in_epoch: bool) -> None:
-        """Take up a position, before `start`.
+        """Go to a position, before `start`.
 
         Args:
             position: from `position`, here or in another process.
-            in_epoch: whether the epoch goes on from there; otherwise `start` begins the next one.
+            in_epoch: whether the epoch continues from there; otherwise `start` begins the next one.
         """
         if position.source is not None:
             self._source.load_state_dict(position.source)
@@ -173,7 +173,7 @@ class Reader:
         return dropped
 
     def abandon(self) -> None:
-        """Read no further item: whoever waits for a step goes on without what it still lacks. From any thread."""
+        """Read no further item, even if a step lacks samples; from any thread."""
         self._abandoned = True
 
     def _ready(self) -> bool:
@@ -186,7 +186,7 @@ class Reader:
         except StopIteration:
             self.exhausted = True
             return
-        except (Exception, SystemExit) as error:  # on a worker thread, nobody else would hear of an exit
+        except (Exception, SystemExit) as error:  # on a worker thread, an exit would end the thread alone
             self.error = error
             return
         self._num_items += 1

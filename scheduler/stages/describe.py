@@ -1,4 +1,4 @@
-"""From a raw sample to one row: checked on its own rank, before anything that other ranks wait for."""
+"""Describe: check a raw sample on its own rank, and reduce it to one record of integers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from ..config import SchedulerConfig
 from ..plan import MediaTowers
 from ..plan.settings import MEDIA_BITS
 from .blocks import Block
-from .metadata import MAX_FREE_DTYPES, row_dtype
+from .metadata import MAX_FREE_DTYPES, record_dtype
 
 Grids = Sequence[tuple[int, int, int]]
 
@@ -41,23 +41,23 @@ class Described(msgspec.Struct, frozen=True):
 
     Attributes:
         block: the sample, and its block's size.
-        row: its record, one element of `row_dtype`.
+        record: its metadata, one element of `record_dtype`.
     """
 
     block: Block
-    row: np.ndarray
+    record: np.ndarray
 
     @property
     def steps_waited(self) -> int:
         """Steps that a deferred sample has waited, 0 for a fresh one."""
-        return int(self.row["steps_waited"])
+        return int(self.record["steps_waited"])
 
     def marked(self, **columns: int) -> "Described":
         """Return the sample with other values in columns of its record; a checkpoint may hold this one."""
-        row = self.row.copy()
+        record = self.record.copy()
         for name, value in columns.items():
-            row[name] = value
-        return Described(self.block, row)
+            record[name] = value
+        return Described(self.block, record)
 
 
 class Describer:
@@ -84,7 +84,7 @@ class Describer:
         times, multiple = f" on each of {cp_size} ranks" if cp_size > 1 else "", config.pack_align or self._align
         self._why = "" if self.capacity == whole else f" (max_tokens={config.max_tokens}{times}, in multiples of {multiple})"
         self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
-        self._row_dtype = row_dtype(len(cost.phases))
+        self._record_dtype = record_dtype(len(cost.phases))
         self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
         if len(self._free) > MAX_FREE_DTYPES:
             raise ValueError(f"{len(self._free)} fields of free dtype ({self._free}), at most {MAX_FREE_DTYPES} are possible")
@@ -128,7 +128,7 @@ class Describer:
         """Describe a sample that was checked before."""
         self._note_dtypes(sample)
         block = Block.of(sample)
-        return Described(block, self._row(block, where))
+        return Described(block, self._record(block, where))
 
     def use_cost(self, cost: SampleCost) -> None:
         """Describe further samples with another cost model of the same phases.
@@ -141,7 +141,7 @@ class Describer:
         self._cost = cost
 
     def load_dtypes(self, dtypes: bytes) -> None:
-        """Take up the dtypes that an earlier run had seen."""
+        """Load the dtypes that an earlier run had seen."""
         assert len(dtypes) == len(self._dtypes), (len(dtypes), len(self._dtypes))
         self._dtypes = bytearray(dtypes)
 
@@ -150,9 +150,9 @@ class Describer:
         truncated, self._truncated = self._truncated, 0
         return truncated
 
-    def empty_rows(self) -> np.ndarray:
-        """Return no rows, of the right dtype."""
-        return np.zeros(0, self._row_dtype)
+    def empty_records(self) -> np.ndarray:
+        """Return no records, of the right dtype."""
+        return np.zeros(0, self._record_dtype)
 
     def _fit(self, sample: Sample, where: str) -> Sample | None:
         padded = round_up(sample.num_tokens, self._align)
@@ -187,15 +187,17 @@ class Describer:
                     code = len(TENSOR_DTYPES) + 1  # differs even on this rank: reported like ranks that differ
                 self._dtypes[position] = code
 
-    def _row(self, block: Block, where: str) -> np.ndarray:
+    def _record(self, block: Block, where: str) -> np.ndarray:
         sample = block.sample
         loss_tokens, weight = target_stats(sample)
         if self._by_sample and loss_tokens and weight <= 0:
             raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {weight}")
         grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)] if len(sample.layout.runs) else []
         cost = self._cost.sample_cost(sample.num_tokens, grids)
-        # In the order of `row_dtype`, at once: an assignment to one field takes as long.
-        return np.array((sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, cost), self._row_dtype)
+        # In the order of `record_dtype`, at once: an assignment to one field takes as long.
+        return np.array(
+            (sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, cost), self._record_dtype
+        )
 
 
 def segment_limit(config: SchedulerConfig, cp_size: int) -> int:

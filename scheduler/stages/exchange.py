@@ -1,4 +1,4 @@
-"""The exchange of a step: every moved sample is one block, and all blocks travel in one collective."""
+"""Exchange: every sample that moves is one block, and all blocks travel in one collective."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class Exchanger:
 
         Raises:
             CorruptBlockError: a received block is not what the plan says.
-            TransportError: a rank did not come.
+            TransportError: timed out waiting for a rank, or lost it.
         """
         rank, num_ranks, digest = self._transport.rank, self._transport.num_ranks, plan_number(plan)
         own = np.flatnonzero(table.home == rank)
@@ -48,7 +48,7 @@ class Exchanger:
         moves = (plan.rank != table.home) & (plan.rank >= 0)
         outgoing = rows_by_rank(moves & (table.home == rank), plan.rank, num_ranks)
         incoming = rows_by_rank(moves & (plan.rank == rank), table.home, num_ranks)
-        parts = self._transport.room(_sizes(outgoing, table.nbytes))
+        parts = self._transport.alloc_send_buffers(_sizes(outgoing, table.nbytes))
         for rows, part in zip(outgoing, parts, strict=True):
             write_blocks(part, [held[row].block for row in rows.tolist()], rows.tolist(), digest)
         received = self._transport.exchange(parts, _sizes(incoming, table.nbytes))

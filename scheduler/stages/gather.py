@@ -1,4 +1,4 @@
-"""The gather of a step: status first, so that every rank takes the same decision and none waits for one that failed."""
+"""Gather: all-gather every rank's status and metadata; all take the same decision, and none waits for one that failed."""
 
 import hashlib
 
@@ -9,18 +9,18 @@ from ...core import EvenpackError, FieldMismatchError, PeerFailedError, PlanMism
 from ...core.errors import from_wire, to_wire
 from ...core.fields import TENSOR_DTYPES
 from ..comm.transports import Transport
-from .metadata import HEADER, WIRE_VERSION, Gathered, Status, new_header, pack_rows
+from .metadata import HEADER, WIRE_VERSION, Gathered, Status, new_header, pack_records
 
 #: Longest error message that travels, in bytes.
 MAX_MESSAGE = 2000
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a rank brings to a gather.
+    """What a rank contributes to a gather.
 
     Attributes:
         step: number of the step.
-        rows: `[n]` of `rows.row_dtype`, its samples.
+        records: `[n]` of `metadata.record_dtype`, its samples.
         exhausted: whether its source has ended.
         dropped: samples that a policy dropped since the last gather.
         truncated: samples that a policy cut since the last gather.
@@ -31,7 +31,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
 
     step: int
-    rows: np.ndarray
+    records: np.ndarray
     exhausted: bool = False
     dropped: int = 0
     truncated: int = 0
@@ -42,15 +42,15 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Gatherer:
-    """All-gathers the rows of a step: one collective in the common case.
+    """All-gathers the metadata of a step: one collective in the common case.
 
-    The header and room for the usual number of rows travel together. Where a rank has more rows, or has failed, every rank
-    sees it in the headers and joins one further collective.
+    The header and slots for the usual number of records travel together. If a rank has more records, or has failed, every rank
+    sees it in the headers and joins one more collective.
 
     Args:
         transport: collectives of the group.
         format_digest: digest of settings, fields and versions, equal on all ranks.
-        slots: rows that travel with the header.
+        slots: records that travel with the header.
     """
 
     def __init__(self, transport: Transport, *, format_digest: int, slots: int) -> None:
@@ -58,16 +58,16 @@ class Gatherer:
         self._base = self._format = format_digest
         self._slots = slots
 
-    def amend(self, told: bytes) -> None:
-        """Compare from now on, beside the settings that the scheduler began with, what has changed since; empty for nothing."""
-        self._format = digest_of(self._base.to_bytes(8, "little"), told) if told else self._base
+    def amend(self, changed: bytes) -> None:
+        """Include what has changed since the start in the settings that ranks compare; empty if nothing has."""
+        self._format = digest_of(self._base.to_bytes(8, "little"), changed) if changed else self._base
 
     def __call__(self, state: RankState) -> Gathered:
-        """Gather everyone's rows.
+        """Gather the records of all ranks.
 
         Raises:
             EvenpackError: a rank failed, or ranks disagree; the same error on every rank.
-            TransportError: a rank did not come.
+            TransportError: timed out waiting for a rank, or lost it.
         """
         message = _message(state.error)
         header = new_header(
@@ -75,14 +75,14 @@ class Gatherer:
             step=state.step,
             format_digest=self._format,
             plan_digest=state.plan_digest,
-            count=0 if state.error is not None else len(state.rows),
+            count=0 if state.error is not None else len(state.records),
             dropped=state.dropped,
             truncated=state.truncated,
             message=len(message),
             exhausted=state.exhausted,
             dtypes=state.dtypes,
         )
-        everyone = self._transport.gather(pack_rows(header, state.rows, self._slots))
+        everyone = self._transport.gather(pack_records(header, state.records, self._slots))
         headers = everyone[:, : HEADER.itemsize].copy().view(HEADER)[:, 0]
         _check_version(headers)
         try:
@@ -93,7 +93,7 @@ class Gatherer:
                 raise mine from mine.__cause__  # itself, as its own cause it would be shown twice
             raise error from mine
         _check_agreement(headers, state.free_fields)
-        rows, home = self._collect(headers, everyone[:, HEADER.itemsize :], state.rows)
+        rows, home = self._collect(headers, everyone[:, HEADER.itemsize :], state.records)
         codes = headers["dtypes"].max(axis=0)
         dtypes = {name: TENSOR_DTYPES[code - 1] for name, code in zip(state.free_fields, codes.tolist(), strict=False) if code}
         return Gathered(
@@ -102,15 +102,15 @@ class Gatherer:
 
     def _collect(self, headers: np.ndarray, first: np.ndarray, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         counts = headers["count"].astype(np.int64)
-        rooms = [first.copy().view(mine.dtype)]
+        parts = [first.copy().view(mine.dtype)]
         most = int(counts.max(initial=0))
         if most > self._slots:
             rest = np.zeros(most - self._slots, mine.dtype)
             rest[: max(0, len(mine) - self._slots)] = mine[self._slots :]
-            rooms.append(self._transport.gather(rest.view(np.uint8)).copy().view(mine.dtype))
+            parts.append(self._transport.gather(rest.view(np.uint8)).copy().view(mine.dtype))
             # The next step is likely as large; every rank sees the same counts, so all change alike.
             self._slots = most
-        full = np.concatenate(rooms, axis=1)
+        full = np.concatenate(parts, axis=1)
         rows = np.concatenate([full[rank, :count] for rank, count in enumerate(counts)])
         return rows, np.repeat(np.arange(len(counts)), counts)
 
@@ -118,9 +118,9 @@ class Gatherer:
         failed = np.flatnonzero(headers["status"] == Status.FAILED)
         if not len(failed):
             return
-        room = np.zeros(int(headers["message"].max()), np.uint8)
-        room[: len(message)] = np.frombuffer(message, np.uint8)
-        texts = self._transport.gather(room)
+        buffer = np.zeros(int(headers["message"].max()), np.uint8)
+        buffer[: len(message)] = np.frombuffer(message, np.uint8)
+        texts = self._transport.gather(buffer)
         rank = int(failed[0])
         name, _, text = texts[rank].tobytes().rstrip(b"\0").decode(errors="replace").partition("\n")
         error = from_wire(name, text)
@@ -149,7 +149,9 @@ def _message(error: BaseException | None) -> bytes:
 def _check_version(headers: np.ndarray) -> None:
     for rank, version in enumerate(headers["version"].tolist()):
         if version != WIRE_VERSION:
-            raise FieldMismatchError(f"rank {rank} speaks wire version {version}, this rank speaks {WIRE_VERSION}")
+            raise FieldMismatchError(
+                f"rank {rank} has wire version {version}, this rank has {WIRE_VERSION}: install one version on all ranks"
+            )
 
 
 def _check_agreement(headers: np.ndarray, free_fields: tuple[str, ...]) -> None:

@@ -33,21 +33,21 @@ HEADER = np.dtype(
 
 
 class Status(IntEnum):
-    """What a rank says before its rows."""
+    """Status of a rank, in its header."""
 
     OK = 0
     FAILED = 1
     CLOSED = 2
 
 
-def row_dtype(num_phases: int) -> np.dtype[np.void]:
+def record_dtype(num_phases: int) -> np.dtype[np.void]:
     """Return the dtype of a sample's record: 32 bytes with one phase, 8 more with each further one.
 
     `media` has one bit per modality; `steps_waited` counts the steps that a deferred sample has waited; `list_index` is the
     number of its list in the step, with `scope="microbatch"`.
 
     Example:
-        >>> row_dtype(1).itemsize, row_dtype(2).itemsize
+        >>> record_dtype(1).itemsize, record_dtype(2).itemsize
         (32, 40)
     """
     return np.dtype(
@@ -76,7 +76,7 @@ def new_header(
         step: number of the step.
         format_digest: digest of wire version, settings and fields.
         plan_digest: digest of the last plan.
-        count: rows that follow.
+        count: records that follow.
         dropped: samples that a policy dropped since the last header.
         truncated: samples that a policy cut since the last header.
         message: bytes of the error message, where the rank failed.
@@ -92,26 +92,26 @@ def new_header(
     return header
 
 
-def pack_rows(header: np.ndarray, rows: np.ndarray, slots: int) -> npt.NDArray[np.uint8]:
-    """Lay a header and the first `slots` rows in one buffer, zeros where there are fewer."""
-    room = np.zeros(slots, rows.dtype)
-    room[: min(slots, len(rows))] = rows[:slots]
-    return np.concatenate([header.view(np.uint8), room.view(np.uint8)])
+def pack_records(header: np.ndarray, records: np.ndarray, slots: int) -> npt.NDArray[np.uint8]:
+    """Return one buffer with a header and the first `slots` records, zeros if there are fewer."""
+    padded = np.zeros(slots, records.dtype)
+    padded[: min(slots, len(records))] = records[:slots]
+    return np.concatenate([header.view(np.uint8), padded.view(np.uint8)])
 
 
 class Gathered(msgspec.Struct, frozen=True, eq=False):
-    """The rows of all ranks, in (rank, row) order.
+    """The records of all ranks, in (rank, sample) order: the table of the step.
 
     Attributes:
-        rows: `[N]` of `row_dtype`.
-        home: int64 `[N]`, rank of each row.
+        records: `[N]` of `record_dtype`.
+        home: int64 `[N]`, rank of each record.
         exhausted: bool `[R]`, ranks whose source has ended.
         dropped: samples that policies dropped on all ranks.
         truncated: samples that policies cut on all ranks.
         dtypes: field of free dtype to the dtype that the group's samples have, where one was seen.
     """
 
-    rows: np.ndarray
+    records: np.ndarray
     home: np.ndarray
     exhausted: np.ndarray
     dropped: int
@@ -119,15 +119,15 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
     dtypes: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.records)
 
     def counts(self, num_ranks: int) -> np.ndarray:
-        """Return int64 `[R]`, rows of each rank."""
+        """Return int64 `[R]`, records of each rank."""
         return np.bincount(self.home, minlength=num_ranks)
 
     def select(self, keep: np.ndarray) -> "Gathered":
-        """Return the rows at the given indices or mask, order kept."""
-        return msgspec.structs.replace(self, rows=self.rows[keep], home=self.home[keep])
+        """Return the records at the given indices or mask, order kept."""
+        return msgspec.structs.replace(self, records=self.records[keep], home=self.home[keep])
 
     @property
     def media_dtype(self) -> str:
@@ -136,13 +136,13 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
 
     def table(self, align: int) -> SampleTable:
         """Return the planner's table, samples padded to `align`."""
-        tokens = self.rows["tokens"].astype(np.int64)
+        tokens = self.records["tokens"].astype(np.int64)
         return SampleTable(
             tokens=tokens,
             padded=round_up(tokens, align),
-            nbytes=self.rows["nbytes"].astype(np.int64),
+            nbytes=self.records["nbytes"].astype(np.int64),
             home=self.home,
-            media=self.rows["media"].astype(np.int64),
-            loss_tokens=self.rows["loss_tokens"].astype(np.int64),
-            cost=self.rows["cost"].astype(np.int64),
+            media=self.records["media"].astype(np.int64),
+            loss_tokens=self.records["loss_tokens"].astype(np.int64),
+            cost=self.records["cost"].astype(np.int64),
         )

@@ -52,9 +52,11 @@ def return_home(
     outgoing = rows_by_rank(plan.rank == rank, table.home, transport.num_ranks)
     incoming = rows_by_rank((table.home == rank) & (plan.rank >= 0), plan.rank, transport.num_ranks)
     sizes = [np.array([blocks[row].nbytes for row in group.tolist()], np.int64) for group in outgoing]
-    told = transport.exchange([torch.from_numpy(each.view(np.uint8)) for each in sizes], [8 * len(group) for group in incoming])
-    received_sizes = [each.numpy().view(np.int64).tolist() for each in told]
-    parts = transport.room([int(each.sum()) for each in sizes])
+    received_bytes = transport.exchange(
+        [torch.from_numpy(each.view(np.uint8)) for each in sizes], [8 * len(group) for group in incoming]
+    )
+    received_sizes = [each.numpy().view(np.int64).tolist() for each in received_bytes]
+    parts = transport.alloc_send_buffers([int(each.sum()) for each in sizes])
     for group, part in zip(outgoing, parts, strict=True):
         write_blocks(part, [blocks[row] for row in group.tolist()], group.tolist(), digest)
     found: dict[int, torch.Tensor] = {}

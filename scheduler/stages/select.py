@@ -54,7 +54,7 @@ def select(
     Returns:
         The samples; None where a rank ran out of candidates before the token budget was spent: all ranks collect more.
     """
-    fresh = gathered.rows["steps_waited"] == 0
+    fresh = gathered.records["steps_waited"] == 0
     num_fresh = int(fresh[gathered.home == rank].sum())
     chosen, waits = np.ones(len(gathered), bool), np.zeros(len(gathered), bool)
     if config.scope == "microbatch":
@@ -81,7 +81,7 @@ def select(
         gathered=gathered.select(chosen),
         num_fresh=num_fresh,
         deferred=[item.marked(steps_waited=item.steps_waited + 1) for item in deferred],
-        waits=gathered.rows["steps_waited"][waits].astype(np.int64) + 1,
+        waits=gathered.records["steps_waited"][waits].astype(np.int64) + 1,
         is_last=is_last,
     )
 
@@ -89,8 +89,8 @@ def select(
 def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[np.ndarray, bool, bool]:
     """Take the longest prefix in (round, rank) order whose real tokens do not exceed a budget.
 
-    Round i holds the i-th waiting sample of every rank. A rank that has no i-th sample but whose source goes on makes the
-    prefix uncertain from there.
+    Round i holds the i-th waiting sample of every rank. If a rank has no i-th sample and its source has not
+    ended, the prefix is uncertain from there.
 
     Args:
         gathered: every rank's waiting samples, in order.
@@ -98,18 +98,18 @@ def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[n
         num_ranks: R.
 
     Returns:
-        Mask `[N]` of the rows taken; whether it is certain: False asks for more waiting samples; and whether the budget, not
-        the end of the samples, ended it.
+        Mask `[N]` of the samples taken; whether it is certain (if not, ranks collect more samples); and whether the budget
+        ended it, not the end of the samples.
     """
     counts = gathered.counts(num_ranks)
     starts = np.cumsum(counts) - counts
     rounds = np.arange(len(gathered)) - starts[gathered.home]
     order = np.lexsort((gathered.home, rounds))
-    total = np.cumsum(gathered.rows["tokens"][order].astype(np.int64))
+    total = np.cumsum(gathered.records["tokens"][order].astype(np.int64))
     taken = np.zeros(len(gathered), bool)
     prefix = int(np.searchsorted(total, budget, side="right"))
     open_ranks = np.flatnonzero(~gathered.exhausted)
-    # The first place where a row may be missing: rank r has none in round counts[r].
+    # The first place where a sample may be missing: rank r has none in round counts[r].
     unknown = min(((int(counts[rank]), int(rank)) for rank in open_ranks), default=None)
     if prefix == len(order):
         certain = unknown is None
@@ -124,12 +124,12 @@ def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[n
 def waiting_outliers(gathered: Gathered, *, num_ranks: int, limit: int, ending: bool) -> np.ndarray:
     """Choose the samples that wait for a later step.
 
-    A sample heavier than the mean rank load keeps every other rank waiting, wherever it is put. R of them beside one another
-    do not. So they wait, first in first out, until R of them are there; one that has waited `limit` steps goes on. Nothing
-    waits at the end of the epoch, or where nothing else would be left to train on.
+    A sample heavier than the mean rank load makes every other rank wait, whichever rank computes it; R of them in one step do
+    not. So such samples are deferred, first in first out, until there are R of them, or for `limit` steps. None is deferred
+    at the end of the epoch, or if nothing else would be left to train on.
 
     Args:
-        gathered: the step's rows, those that waited before among them.
+        gathered: the metadata of the step's candidates, those deferred before included.
         num_ranks: R.
         limit: most steps that a sample may wait.
         ending: whether this is the epoch's last step.
@@ -137,8 +137,8 @@ def waiting_outliers(gathered: Gathered, *, num_ranks: int, limit: int, ending: 
     Returns:
         bool `[N]`, True where the sample waits.
     """
-    cost = gathered.rows["cost"].astype(np.int64).sum(axis=1)
-    waited = gathered.rows["steps_waited"].astype(np.int64)
+    cost = gathered.records["cost"].astype(np.int64).sum(axis=1)
+    waited = gathered.records["steps_waited"].astype(np.int64)
     waits: np.ndarray = cost * num_ranks > cost.sum()
     outliers = np.flatnonzero(waits)
     oldest_first = outliers[np.argsort(-waited[outliers], kind="stable")]

@@ -37,7 +37,7 @@ def test_every_field_of_a_row(family, raw, media):
     config = SchedulerConfig(max_tokens=64, samples_per_step=1)
     found = Describer(adapter=adapter, cost=cost, config=config, cp_size=1, rank=0)(raw, 0)
     loss_tokens, weight = target_stats(sample)
-    assert {name: found.row[name].tolist() for name in found.row.dtype.names} == {
+    assert {name: found.record[name].tolist() for name in found.record.dtype.names} == {
         "tokens": len(raw["input_ids"]),
         "loss_tokens": loss_tokens,
         "media": media,

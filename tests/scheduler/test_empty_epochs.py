@@ -90,7 +90,7 @@ def test_a_source_that_ends_before_the_state_is_an_error(make):
     with open_scheduler(make(random_source(0, 4))) as scheduler:
         scheduler.load_state_dict(state)
         with pytest.raises(
-            PeerFailedError, match=r"rank 0 failed .*: the state stands behind 20 items, .* ended after 4"
+            PeerFailedError, match=r"rank 0 failed .*: the source is shorter than when .* read 4 items, the state needs 20"
         ) as caught:
             next(scheduler)
     assert isinstance(caught.value.__cause__, ValueError)

@@ -39,7 +39,7 @@ def exchanged(transport, sizes, turn=0, *, in_room=True):
     rank, num_ranks = transport.rank, transport.num_ranks
     parts = [payload(rank, peer, sizes[rank][peer], turn) for peer in range(num_ranks)]
     if in_room:
-        given, parts = parts, transport.room(sizes[rank])
+        given, parts = parts, transport.alloc_send_buffers(sizes[rank])
         for part, one in zip(parts, given, strict=True):
             part.copy_(one)
     return transport.exchange(parts, [sizes[peer][rank] for peer in range(num_ranks)])
@@ -139,7 +139,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it():
 def test_memory_is_used_again_once_no_view_of_any_kind_is_left(look):
     arena = Arena(1)
     memory = node.NodeMemory(arena, 0, {0: PeerArena(os.getpid(), arena.fd, arena.token, 1)})
-    memory.room({0: 64}, {0: 0})
+    memory.alloc({0: 64}, {0: 0})
     view = look(memory.read(0, memory.notes()[0], 64, np.empty))
     assert arena.done.tolist() == [[0]] * NUM_SECTIONS
     del view
@@ -183,7 +183,10 @@ def test_a_fork_packs_no_step_that_it_inherited():
             os.close(writer)
             os.waitpid(child, 0)
             with os.fdopen(reader) as told:
-                return told.read() == f"process {child} asks for a pack of a step of process {os.getpid()}: pack it there"
+                return (
+                    told.read()
+                    == f"packs must be built in the process that owns the step ({os.getpid()}), not in a fork ({child})"
+                )
 
     assert run_ranks(fn, 2, backend="gloo") == [True] * 2
 
@@ -339,7 +342,7 @@ def test_a_sender_that_waits_for_room_can_be_aborted():
             transport.abort()
             started = time.monotonic()
             with pytest.raises(Aborted):
-                transport.room([64, 64])
+                transport.alloc_send_buffers([64, 64])
             return time.monotonic() - started < 5, len(kept)
         return True, len(kept)
 

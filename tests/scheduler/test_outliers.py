@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evenpack.scheduler.stages.metadata import Gathered, row_dtype
+from evenpack.scheduler.stages.metadata import Gathered, record_dtype
 from evenpack.scheduler.stages.select import waiting_outliers
 from evenpack.scheduler.testing import run_ranks
 
@@ -12,7 +12,7 @@ from .helpers import flat, names_of, open_scheduler, text_sample
 
 def gathered(rows, exhausted=(False, False)):
     """Return rows of (rank, cost, steps waited)."""
-    dtype = row_dtype(1)
+    dtype = record_dtype(1)
     table = np.zeros(len(rows), dtype)
     for index, (_, cost, waited) in enumerate(rows):
         table[index]["cost"], table[index]["steps_waited"] = cost, waited

@@ -16,7 +16,7 @@ from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryH
 from evenpack.scheduler.comm.transports.buffers import BufferPool
 from evenpack.scheduler.config import SchedulerConfig
 from evenpack.scheduler.prefetch import MainThreadExecutor
-from evenpack.scheduler.stages.metadata import row_dtype
+from evenpack.scheduler.stages.metadata import record_dtype
 from evenpack.scheduler.testing import run_ranks
 
 from .helpers import VISION, flat, image_sample, mixed_source, names_of, open_scheduler
@@ -177,7 +177,7 @@ def test_only_moved_samples_travel():
 
 
 def test_a_row_takes_at_most_32_bytes():
-    assert [row_dtype(phases).itemsize for phases in (1, 2, 3)] == [32, 40, 48]
+    assert [record_dtype(phases).itemsize for phases in (1, 2, 3)] == [32, 40, 48]
 
 
 def test_memory_of_the_exchange_is_bounded_and_reported():

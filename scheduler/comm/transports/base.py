@@ -31,7 +31,7 @@ class Transport(Protocol):
         """All-gather uint8 `[n]`, the same n on every rank, into uint8 `[num_ranks, n]`."""
         ...
 
-    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+    def alloc_send_buffers(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Return room to write what the next exchange sends, so that it need not be copied; as collective as `exchange`.
 
         Args:

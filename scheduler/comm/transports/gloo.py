@@ -61,7 +61,7 @@ class HostTransport:
             self._run("gather", lambda: self._group._allgather_base(out, mine))
         return out.view(self.num_ranks, data.size).numpy()
 
-    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+    def alloc_send_buffers(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         return self._room(sizes, range(self.num_ranks))
 
     def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -101,8 +101,8 @@ class HostTransport:
         if (node := self._node) is not None:
             wait_until(node.has_room, lambda: self._aborted, self._timeout, "reading of earlier exchanges")
             near = self._near_of(sizes)
-            rooms = node.room({rank: sizes[rank] for rank in near}, {rank: keys[rank] for rank in near})
-            for rank, room in rooms.items():
+            sections = node.alloc({rank: sizes[rank] for rank in near}, {rank: keys[rank] for rank in near})
+            for rank, room in sections.items():
                 self._parts[rank] = torch.from_numpy(room)
         return self._parts
 

@@ -47,7 +47,7 @@ class DeviceTransport:
             self._run("gather", lambda: [self._group._allgather_base(out, mine)])
             return self._to_host(out).view(self.num_ranks, data.size).numpy()
 
-    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+    def alloc_send_buffers(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         self._outgoing = torch.from_numpy(self._memory.take(sum(sizes)))
         self._parts = list(self._outgoing.split(list(sizes)))
         return self._parts

@@ -53,7 +53,7 @@ class NodeMemory:
         """Return whether there is a section that nobody needs."""
         return any(map(self._is_free, range(NUM_SECTIONS)))
 
-    def room(self, sizes: Mapping[int, int], keys: Mapping[int, Hashable]) -> dict[int, np.ndarray]:
+    def alloc(self, sizes: Mapping[int, int], keys: Mapping[int, Hashable]) -> dict[int, np.ndarray]:
         """Return room to write for near ranks; only while `has_room`.
 
         Args:

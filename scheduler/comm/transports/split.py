@@ -31,8 +31,8 @@ class MixedTransport:
     def gather(self, data: np.ndarray) -> np.ndarray:
         return self._rows.gather(data)
 
-    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
-        return self.blocks.room(sizes)
+    def alloc_send_buffers(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        return self.blocks.alloc_send_buffers(sizes)
 
     def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:
         return self.blocks.exchange(parts, receive_sizes)

@@ -106,7 +106,7 @@ class MemoryTransport:
         assert len(sizes) == 1, f"ranks gather rows of different sizes {sizes}"
         return np.stack(rows)
 
-    def room(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+    def alloc_send_buffers(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         return list(torch.empty(sum(sizes), dtype=torch.uint8, device="cpu").split(list(sizes)))
 
     def exchange(self, parts: Sequence[torch.Tensor], receive_sizes: Sequence[int]) -> list[torch.Tensor]:

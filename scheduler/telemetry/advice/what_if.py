@@ -10,7 +10,7 @@ from ....core import round_up
 from ...config import SchedulerConfig
 from ...plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
 from ...plan.settings import NO_TOWERS
-from ...stages.metadata import Gathered, row_dtype
+from ...stages.metadata import Gathered, record_dtype
 from ...stages.select import waiting_outliers
 
 #: Steps that a heavy sample may wait in the simulation of `defer`.
@@ -91,7 +91,7 @@ def with_context_parallelism(steps: Steps) -> float | None:
 
 
 def with_deferral(steps: Steps) -> float:
-    """Return the time per work where outliers wait for their like, as `defer` has it; what waits at the end is trained last."""
+    """Return the time per work where outliers are deferred; samples deferred at the end are trained last."""
     config = msgspec.structs.replace(steps.config, defer=DEFER)
     waiting: SampleTable | None = None
     waited = np.zeros(0, np.int64)
@@ -121,7 +121,7 @@ def _rows(table: SampleTable, index: np.ndarray) -> SampleTable:
 def _gathered(table: SampleTable, waited: np.ndarray) -> Gathered:
     """Return rows as the scheduler gathers them: the rule of `defer` is in one place."""
     cost = table.cost.reshape(len(table), -1)
-    rows = np.zeros(len(table), row_dtype(cost.shape[1]))
-    rows["cost"] = cost
-    rows["steps_waited"] = waited
-    return Gathered(rows, table.home, np.zeros(0, bool), 0)
+    records = np.zeros(len(table), record_dtype(cost.shape[1]))
+    records["cost"] = cost
+    records["steps_waited"] = waited
+    return Gathered(records, table.home, np.zeros(0, bool), 0)
