@@ -25,7 +25,8 @@ class CostCoefficients(msgspec.Struct, frozen=True, kw_only=True):
         decoder_window: window of those layers in tokens, 0 without.
         vision_linear: per patch of a frame.
         vision_quadratic: per patch squared of a frame.
-        has_vision: the model has a vision tower, so that every sample has a cost in its phase, if 0.
+        audio_linear: per mel frame of a clip; its attention looks through windows, so it is linear too.
+        has_vision: the model has a tower for media, so that every sample has a cost in its phase, if 0.
     """
 
     decoder_linear: float
@@ -34,6 +35,7 @@ class CostCoefficients(msgspec.Struct, frozen=True, kw_only=True):
     decoder_window: int = 0
     vision_linear: float = 0.0
     vision_quadratic: float = 0.0
+    audio_linear: float = 0.0
     has_vision: bool = False
 
 
@@ -60,6 +62,21 @@ def coefficients_from_config(
     Raises:
         ValueError: a configuration without the sizes of a decoder, or sizes below 1.
     """
+    try:
+        return _coefficients(hf_config, trained_modalities, lora, tp_size, cp_size)
+    except (
+        AttributeError,
+        TypeError,
+        KeyError,
+        IndexError,
+        RuntimeError,
+    ) as error:  # attributes of layers that are not known here
+        raise ValueError(f"{type(hf_config).__name__}: cannot tell what a token costs ({error}). {_WITHOUT}") from error
+
+
+def _coefficients(
+    hf_config: Any, trained_modalities: Sequence[str] | None, lora: bool, tp_size: int, cp_size: int
+) -> CostCoefficients:
     for name, size in (("tp_size", tp_size), ("cp_size", cp_size)):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
@@ -67,21 +84,29 @@ def coefficients_from_config(
     text = getattr(holder, "text_config", None) or holder
     vision = getattr(holder, "vision_config", None)
     weights = 2.0 * (_TRAINED - WEIGHT_GRADIENT if lora else _TRAINED)
-    linear, full_layers, window_layers = _decoder(text)
+    linear, full_width, window_width = _decoder(text)
     share = 1.0 / (tp_size * cp_size)
-    per_layer = 2.0 * _TRAINED * _attention_width(text) * share
     fields: dict[str, Any] = {
         "decoder_linear": weights * linear * share + 2.0 * _TRAINED * _recurrent_state(text) * share,
-        "decoder_quadratic": per_layer * full_layers,
-        "decoder_windowed": per_layer * window_layers,
-        "decoder_window": int(getattr(text, "sliding_window", None) or 0) if window_layers else 0,
+        "decoder_quadratic": 2.0 * _TRAINED * full_width * share,
+        "decoder_windowed": 2.0 * _TRAINED * window_width * share,
+        "decoder_window": int(getattr(text, "sliding_window", None) or 0) if window_width else 0,
     }
     if vision is not None:
         trained = trained_modalities is None or bool({"image", "video"} & set(trained_modalities))
         patch, patch_squared = _vision(vision)
         passes = (_TRAINED if trained else FORWARD) / tp_size
         fields |= {"vision_linear": passes * patch, "vision_quadratic": passes * patch_squared, "has_vision": True}
+    audio = getattr(holder, "audio_config", None)
+    if audio is not None:
+        trained = trained_modalities is None or "audio" in trained_modalities
+        fields |= {"audio_linear": (_TRAINED if trained else FORWARD) / tp_size * _audio(audio), "has_vision": True}
     return CostCoefficients(**fields)
+
+
+#: Names of the width of a feed-forward part of two matrices, in configurations of older models.
+_INNER = ("n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff")
+_WITHOUT = "Leave cost out: the planner then takes that of a typical model"
 
 
 def _get(config: Any, *names: str, default: Any = None) -> Any:
@@ -90,40 +115,45 @@ def _get(config: Any, *names: str, default: Any = None) -> Any:
         if value is not None:
             return value
     if default is None:
-        raise ValueError(f"{type(config).__name__} has none of {', '.join(names)}: cannot tell what a token costs")
+        raise ValueError(f"{type(config).__name__} has none of {', '.join(names)}: cannot tell what a token costs. {_WITHOUT}")
     return default
 
 
 def _heads(text: Any) -> tuple[int, int, int]:
     """Query heads, key-value heads, size of a head."""
-    heads = _get(text, "num_attention_heads")
+    heads = _get(text, "num_attention_heads", "decoder_attention_heads")
     size = getattr(text, "head_dim", None) or _get(text, "hidden_size") // heads
     return heads, getattr(text, "num_key_value_heads", None) or heads, size
 
 
-def _attention_width(text: Any) -> int:
-    heads, _, size = _heads(text)
-    return heads * size
-
-
 def _layer_types(text: Any) -> list[str]:
-    layers = _get(text, "num_hidden_layers")
+    layers = _get(text, "num_hidden_layers", "decoder_layers")
     types = getattr(text, "layer_types", None)
     return list(types) if types else ["full_attention"] * layers
 
 
 def _decoder(text: Any) -> tuple[float, int, int]:
-    """Active weights per token (layers and head), layers with full and with windowed attention."""
-    types = _layer_types(text)
-    hidden = _get(text, "hidden_size")
-    heads, groups, size = _heads(text)
-    gate = heads * size if getattr(text, "attn_output_gate", False) or hasattr(text, "linear_num_value_heads") else 0
-    attention = hidden * (2 * heads * size + 2 * groups * size + gate)
-    recurrent = types.count("linear_attention")
-    weights = float((len(types) - recurrent) * attention + recurrent * _recurrent_weights(text))
-    weights += sum(_feed_forward(text, layer) for layer in range(len(types)))
-    windowed = sum(kind in ("sliding_attention", "chunked_attention") for kind in types)
-    return weights + float(hidden * _get(text, "vocab_size")), len(types) - recurrent - windowed, windowed
+    """Active weights per token (layers and head), summed widths of layers with full and with windowed attention."""
+    weights, full, windowed = 0.0, 0, 0
+    for layer, kind in enumerate(_layer_types(text)):
+        own = _layer_config(text, layer)
+        weights += _feed_forward(own, layer)
+        if kind == "linear_attention":
+            weights += _recurrent_weights(text)
+            continue
+        heads, groups, size = _heads(own)
+        gate = heads * size if getattr(text, "attn_output_gate", False) or hasattr(text, "linear_num_value_heads") else 0
+        weights += own.hidden_size * (2 * heads * size + 2 * groups * size + gate)
+        if kind in ("sliding_attention", "chunked_attention"):
+            windowed += heads * size
+        else:
+            full += heads * size
+    return weights + float(_get(text, "hidden_size") * _get(text, "vocab_size")), full, windowed
+
+
+def _layer_config(text: Any, layer: int) -> Any:
+    """Return the configuration of one layer: the decoder's, except where layers differ in size (Gemma 4)."""
+    return text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
 
 
 def _recurrent_weights(text: Any) -> int:
@@ -148,7 +178,10 @@ def _feed_forward(text: Any, layer: int) -> float:
     hidden = _get(text, "hidden_size")
     chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_k", None)
     if not chosen or _is_dense(text, layer):
-        return float(3 * hidden * _get(text, "intermediate_size", "moe_intermediate_size"))
+        gated = getattr(text, "intermediate_size", None) or getattr(text, "moe_intermediate_size", None)
+        if gated is None:
+            return float(2 * hidden * _get(text, *_INNER, default=4 * hidden))
+        return float(3 * hidden * (gated[layer] if isinstance(gated, list | tuple) else gated))
     width = _get(text, "moe_intermediate_size", "intermediate_size")
     width = width[0] if isinstance(width, list | tuple) else width  # text experts first, vision experts second
     shared = getattr(text, "shared_expert_intermediate_size", None) or 0
@@ -166,6 +199,23 @@ def _is_dense(text: Any, layer: int) -> bool:
     if layer < (getattr(text, "first_k_dense_replace", None) or 0):
         return True
     return bool((layer + 1) % (getattr(text, "decoder_sparse_step", None) or 1))
+
+
+def _audio(audio: Any) -> float:
+    """Forward operations per mel frame: convolutions, then layers that attend within windows."""
+    width, mels = _get(audio, "d_model", "hidden_size"), _get(audio, "num_mel_bins")
+    layers, inner = _get(audio, "encoder_layers", "num_hidden_layers"), _get(audio, "encoder_ffn_dim", "intermediate_size")
+    channels = getattr(audio, "downsample_hidden_size", None)
+    if channels:  # three convolutions of 3 x 3, each of which halves time and frequency
+        positions = 1 / 8
+        convolutions = sum(9 * channels * (channels if step else 1) * mels / 4 ** (step + 1) for step in range(3))
+        convolutions += positions * (channels * mels // 8) * width
+    else:  # two of width 3 along time, the second of which halves it
+        positions = 1 / 2
+        convolutions = 3 * mels * width + positions * 3 * width * width
+    window = positions * (getattr(audio, "n_window_infer", None) or 2 * _get(audio, "n_window", default=750))
+    per_position = layers * (4 * width * width + 2 * width * inner) + width * getattr(audio, "output_dim", width)
+    return float(2.0 * (convolutions + positions * per_position) + 4.0 * positions * layers * width * window)
 
 
 def _vision(vision: Any) -> tuple[float, float]:

@@ -41,7 +41,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Cost per phase of a sample, in integers, so that every rank gets the same plan.
 
     Decoder: `linear * l + quadratic * l^2` over its l tokens (attention never crosses samples). Vision tower: the same
-    over the h * w patches of each of the t frames of an item. The number of phases is fixed: text costs 0 in "vision".
+    over the h * w patches of each of the t frames of an item. Audio tower: `audio * t` over the t mel frames of a clip, in the
+    phase "vision" too. The number of phases is fixed: text costs 0 in "vision".
 
     Attributes:
         phases: ("decoder",) or ("vision", "decoder").
@@ -49,6 +50,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         quadratic: per phase, units per token or patch squared, times 2**SHIFT.
         windowed: units per token squared of sliding-window layers, times 2**SHIFT.
         window: their window in tokens.
+        audio: units per mel frame, times 2**SHIFT; None for as much as a patch.
         unit: operations (or seconds, where fitted) that one unit stands for.
 
     Example:
@@ -62,6 +64,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     quadratic: tuple[int, ...]
     windowed: int = 0
     window: int = 0
+    audio: int | None = None
     unit: float = 1.0
 
     @classmethod
@@ -98,6 +101,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             quadratic=(scaled(coefficients.vision_quadratic),) * vision + (scaled(coefficients.decoder_quadratic),),
             windowed=scaled(coefficients.decoder_windowed),
             window=coefficients.decoder_window,
+            audio=scaled(coefficients.audio_linear) if coefficients.audio_linear else None,
             unit=unit,
         )
 
@@ -106,7 +110,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             tokens: length of the sample.
-            grids: (t, h, w) in patches of all its image and video items.
+            grids: (t, h, w) in patches of all its image and video items, (frames, 1, 1) of its audio clips.
 
         Returns:
             One integer per phase; any size, since Python's integers do not overflow.
@@ -127,6 +131,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         vision = 0
         for t, h, w in grids:
             patches = int(h) * int(w)
+            if patches == 1 and self.audio is not None:
+                vision += int(t) * self.audio
+                continue
             vision += int(t) * (self.linear[0] * patches + self.quadratic[0] * patches**2)
         return (vision >> SHIFT, decoder)
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import re
 
 import numpy as np
 import pytest
@@ -165,3 +166,49 @@ def test_docstring_example():
     module = importlib.import_module("evenpack.scheduler.cost.model")
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
+
+
+def test_every_text_decoder_of_transformers_has_a_cost_or_is_told_what_to_do():
+    """What is left without a cost keeps a state along the row, has no decoder of its own, or a tower of another kind."""
+    without = []
+    kinds = list(transformers.MODEL_FOR_CAUSAL_LM_MAPPING.keys())
+    for kind in kinds:
+        try:
+            config = kind()
+        except Exception:
+            continue  # transformers cannot build it from its defaults
+        try:
+            assert coefficients_from_config(config).decoder_linear > 0
+        except ValueError as error:
+            assert "Leave cost out" in str(error), error
+            without.append(kind.__name__.removesuffix("Config"))
+    state = (
+        "BailingHybrid|Bamba|GraniteMoeHybrid|Jamba|KimiLinear|.*Mamba.?|MiniMax|NemotronH|RecurrentGemma|Rwkv|Zamba.?|xLSTM"
+    )
+    other = "Blt|Dots3Note|Gemma3n|Musicgen.*|Phi4Multimodal"
+    assert [name for name in without if not re.fullmatch(f"{state}|{other}", name)] == [] and len(kinds) > 100
+
+
+@pytest.mark.parametrize(("name", "inner"), [("gpt2", 4 * 768), ("opt", 3072), ("falcon", 4 * 4544)])
+def test_older_decoders_have_two_matrices_in_their_feed_forward_part(name, inner):
+    config = config_of(name)
+    width, layers = config.hidden_size, config.num_hidden_layers
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    weights = layers * (width * (2 * width + 2 * groups * (width // heads)) + 2 * width * inner) + width * config.vocab_size
+    assert coefficients_from_config(config).decoder_linear == pytest.approx(6 * weights)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_audio_has_a_cost_of_its_own(name):
+    config = transformers.AutoConfig.for_model(name)
+    audio = getattr(config, "thinker_config", config).audio_config
+    positions = 1 / 8 if name == "qwen3_omni_moe" else 1 / 2
+    layers = audio.encoder_layers * (4 * audio.d_model**2 + 2 * audio.d_model * audio.encoder_ffn_dim)
+    found = coefficients_from_config(config)
+    assert 1.0 < found.audio_linear / (6 * positions * layers) < 1.6  # convolutions, windows and the projection on top
+    assert coefficients_from_config(config, trained_modalities=("image",)).audio_linear == pytest.approx(found.audio_linear / 3)
+    model = CostModel.from_config(config)
+    clip, twice, image = (model.sample_cost(100, [grid]) for grid in ((1000, 1, 1), (2000, 1, 1), (1, 4, 4)))
+    assert clip[0] > 0 and abs(twice[0] - 2 * clip[0]) <= 1 and clip[1] == image[1]
+    assert clip[0] == pytest.approx(1000 * found.audio_linear / model.unit, rel=1e-3)
