@@ -79,3 +79,20 @@ def test_a_sample_waits_no_longer_than_the_limit():
     outcomes = run_ranks(fn, 2)
     assert [count for count, _ in outcomes[0]][:4] == [1, 1, 0, 0]
     assert any(log[2][1] for log in outcomes)
+
+
+def test_deferred_samples_of_a_state_are_trained_by_a_run_that_defers_none():
+    def fn(rank, num_ranks):
+        samples = [text_sample(900 if rank == index == 0 else 10, f"{rank}-{index}") for index in range(16)]
+        with open_scheduler(samples, defer=5, max_tokens=1024) as scheduler:
+            names = list(flat(names_of(next(scheduler))))
+            state = scheduler.state_dict()
+        with open_scheduler(samples, max_tokens=1024) as scheduler:
+            scheduler.load_state_dict(state)
+            return len(state["deferred"]), names, [list(flat(names_of(step))) for step in scheduler]
+
+    outcomes = run_ranks(fn, 2)
+    assert [count for count, *_ in outcomes] == [1, 0]
+    assert any("0-0" in rest[0] for _, _, rest in outcomes)
+    found = [name for _, names, rest in outcomes for name in (*names, *flat(rest))]
+    assert sorted(found) == sorted(f"{rank}-{index}" for rank in range(2) for index in range(16))

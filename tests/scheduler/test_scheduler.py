@@ -20,6 +20,8 @@ from .helpers import TEXT, VISION, drain, flat, image_sample, mixed_source, name
     ("settings", "text"),
     [
         ({}, "exactly one of samples_per_step and tokens_per_step, got neither"),
+        ({"samples_per_step": 1, "defer": 256}, "defer must be at most 255, got 256"),
+        ({"scope": "microbatch", "num_microbatches": 65536}, "num_microbatches must be at most 65535, got 65536"),
         ({"samples_per_step": 1, "tokens_per_step": 5}, "exactly one"),
         ({"samples_per_step": 0}, "samples_per_step must be an integer of at least 1, got 0"),
         ({"samples_per_step": 2.0}, "got 2.0"),
