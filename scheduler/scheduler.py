@@ -313,8 +313,9 @@ class PackingScheduler(Iterator[PackedStep]):
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Go to the states of all ranks of a job of any size; every rank passes the same.
 
-        Samples in flight are dealt out anew. What the sources had not read yet is theirs to divide: a source needs
-        `load_state_dicts`, unless it is an iterator, which stands where the user left it.
+        Samples in flight are dealt out again, each to one rank. What the sources had not read yet is split too: that of a
+        `DataLoader` over a map-style dataset whose sampler is a `DistributedSampler` or a sequence of indices, as it is; any
+        other source needs `load_state_dicts`, unless it is an iterator, which stands where the user left it.
 
         Raises:
             ValueError: states that do not belong together, or a source that cannot divide them.
@@ -325,7 +326,7 @@ class PackingScheduler(Iterator[PackedStep]):
         if len(states) == num_ranks and {state.get("num_ranks") for state in states} == {num_ranks}:
             return self.load_state_dict(next(state for state in states if state.get("rank") == rank))
         mine = reshard(states, rank, num_ranks)
-        divide_source(self._source, states, num_ranks, name=type(self._original).__name__)
+        divide_source(self._source, states, rank, num_ranks, name=type(self._original).__name__)
         self._load(mine)
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import torch
 
 from ..models import ModelAdapter
+from .sources import LoaderSource
 from .stages.blocks import read_block
 from .stages.collect import Position
 from .stages.describe import Described, Describer
@@ -179,12 +180,13 @@ def reshard(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int) -> d
     }
 
 
-def divide_source(source: Any, states: Sequence[Mapping[str, Any]], num_ranks: int, *, name: str) -> None:
-    """Let a source divide what the ranks of another number had not read yet.
+def divide_source(source: Any, states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int, *, name: str) -> None:
+    """Split what the ranks of another number had not read yet across the ranks of this job.
 
     Args:
         source: this rank's source; one without positions in the states stands where the user left it.
         states: of all ranks, as `reshard` takes them.
+        rank: this rank.
         num_ranks: R of this job.
         name: what the user calls the source.
 
@@ -196,11 +198,19 @@ def divide_source(source: Any, states: Sequence[Mapping[str, Any]], num_ranks: i
     positions = [state["source"] for state in sorted(going, key=lambda state: state["rank"])]
     if all(position is None for position in positions):
         return
+    if isinstance(source, LoaderSource):
+        # Between epochs nothing is left to divide, also where `on_exhausted="stop"` left an epoch before its end.
+        inside = all(state["in_epoch"] for state in going)
+        source.divide(
+            positions if inside else [{**position, "in_epoch": False} for position in positions], rank=rank, num_ranks=num_ranks
+        )
+        return
     divide = getattr(source, "load_state_dicts", None)
     if divide is None:
         raise ValueError(
-            f"the states are of {len(states)} ranks, this job has {num_ranks}, and {name} "
-            "has no load_state_dicts to divide what those ranks had not read yet"
+            f"the states are of {len(states)} ranks, this job has {num_ranks}, and {name} has no load_state_dicts to split "
+            "what those ranks had not read yet: read a map-style dataset through DataLoader(dataset, batch_size=None, "
+            "sampler=DistributedSampler(dataset)), or resume on as many ranks"
         )
     divide(positions)
 

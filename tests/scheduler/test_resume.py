@@ -2,9 +2,11 @@
 
 import io
 import os
+import warnings
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, DistributedSampler
 
 from evenpack.core import Field
 from evenpack.scheduler.testing import run_ranks
@@ -161,6 +163,106 @@ def test_resume_on_another_number_of_ranks(before, after, stop, settings):
 
     names = list(flat([names for names, _ in outcomes])) + list(flat(run_ranks(second, after)))
     assert sorted(names) == sorted(sample["sample_id"] for sample in everyone)
+
+
+def loaders(samples, rank, num_ranks, kind, **settings):
+    """Return the loaders that a script of one's own builds: the same lines on any number of ranks."""
+    settings = {"batch_size": None, **settings}
+    if kind == "range":
+        return DataLoader(samples, sampler=range(rank, len(samples), num_ranks), **settings)
+    if kind == "list":
+        return DataLoader(samples, sampler=list(range(len(samples)))[rank::num_ranks], **settings)
+    sampler = DistributedSampler(samples, num_replicas=num_ranks, rank=rank, shuffle=True, seed=3)
+    return DataLoader(samples, sampler=sampler, **settings)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("stop", [0, 1, 3])
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1)])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("distributed", {}), ("range", {}), ("list", {"batch_size": 3, "collate_fn": list}), ("distributed", {"num_workers": 1})],
+)
+def test_a_loader_over_indices_resumes_on_another_number_of_ranks(before, after, stop, kind, settings):
+    """Each sample once, also through a second stop in the epoch that was split; the next epoch is whole."""
+    if settings.get("num_workers") and (before, stop) != (2, 1):
+        return
+    everyone = random_source(0, 72)
+    expected = sorted(sample["sample_id"] for sample in everyone)
+
+    def opened(rank, num_ranks):
+        return open_scheduler(loaders(everyone, rank, num_ranks, kind, **settings), samples_per_step=3, prefetch=1)
+
+    def first(rank, num_ranks):
+        with opened(rank, num_ranks) as scheduler:
+            names = [names_of(next(scheduler)) for _ in range(stop)]
+            return names, saved(scheduler.state_dict())
+
+    outcomes = run_ranks(first, before)
+    states = [state for _, state in outcomes]
+
+    def second(rank, num_ranks):
+        with opened(rank, num_ranks) as scheduler:
+            scheduler.load_state_dicts(states)
+            names = [names_of(next(scheduler))]
+            state = saved(scheduler.state_dict())
+        with opened(rank, num_ranks) as scheduler:
+            scheduler.load_state_dict(state)
+            names += [names_of(step) for step in scheduler]
+            return names, [names_of(step) for step in scheduler]
+
+    resumed = run_ranks(second, after)
+    names = [*flat([names for names, _ in outcomes]), *flat([names for names, _ in resumed])]
+    assert sorted(names) == expected
+    assert sorted(flat([following for _, following in resumed])) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (
+            lambda data, rank: DataLoader(data, batch_size=None, shuffle=True),
+            None,
+            "is known only of a DataLoader over a map-style",
+        ),
+        (lambda data, rank: DataLoader(data, batch_size=None), None, "the ranks read the same indices"),
+        (
+            lambda data, rank: loaders(data, rank, 2, "range"),
+            lambda data, rank: loaders(data[:-1], rank, 1, "range"),
+            "the dataset has 39 examples, it had 40 when the state was saved",
+        ),
+    ],
+)
+def test_loaders_whose_rest_is_not_known_are_refused(before, after, text):
+    data = random_source(0, 40)
+
+    def first(rank, num_ranks):
+        with open_scheduler(before(data, rank)) as scheduler:
+            next(scheduler)
+            return scheduler.state_dict()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ranks that read the same
+        states = run_ranks(first, 2)
+    with open_scheduler((after or before)(data, 0)) as scheduler, pytest.raises(ValueError, match=text):
+        scheduler.load_state_dicts(states)
+
+
+def test_an_epoch_that_stopped_early_leaves_nothing_to_split():
+    data = random_source(0, 20)
+
+    def opened(rank, num_ranks):
+        return open_scheduler(loaders(data, rank, num_ranks, "range"), samples_per_step=3, on_exhausted="stop")
+
+    def first(rank, num_ranks):
+        with opened(rank, num_ranks) as scheduler:
+            list(scheduler)
+            return saved(scheduler.state_dict())
+
+    states = run_ranks(first, 2)
+    with opened(0, 1) as scheduler:
+        scheduler.load_state_dicts(states)
+        assert len(list(flat([names_of(step) for step in scheduler]))) == 18
 
 
 def test_states_that_do_not_fit_are_refused():
