@@ -8,8 +8,8 @@ from .encoding.processors import load_processor
 from .encoding.settings import EncoderConfig
 from .packs.alignment import pack_alignment
 from .packs.batch import PackedBatch
-from .packs.boundaries import Boundaries
 from .packs.pack import pack_samples
+from .packs.row import Boundaries
 from .packs.shard import cp_slots
 from .samples.prepare import prepare_sample
 from .samples.targets import shift_targets, target_stats

@@ -7,10 +7,9 @@ import torch
 
 from ...models.adapter import CpSlicing
 from ..samples.targets import IGNORED
-from .boundaries import ahead
 from .forward import Stage, forward_kwargs
 from .megatron import Valid, packed_seq_params
-from .row import Row
+from .row import Row, ahead
 from .shard import shard_pack, token_axis, unpack_tokens, unshard_tokens
 
 

@@ -9,7 +9,7 @@ from ...core import Field, FieldShapeError, Sample
 from ...core.fields import dtype_name
 from ...core.sample import Value
 from ..samples.targets import IGNORED, target_views
-from .boundaries import Boundaries
+from .row import Boundaries
 
 
 def concatenate(pieces: Sequence[torch.Tensor], axis: int, pin: bool) -> torch.Tensor:

@@ -11,9 +11,8 @@ from ...models.adapter import ModelAdapter
 from ...models.layout.positions import pack_positions, pack_runs
 from ..samples.prepare import TYPES, prepare_sample
 from .batch import PackedBatch
-from .boundaries import Boundaries
 from .fields import concatenate, lay_out, num_targets, pack_media, pack_targets, pack_tokens, pack_values
-from .row import check_pack
+from .row import Boundaries, check_pack
 
 #: Token fields that have an attribute of their own.
 _OWN = ("input_ids", "labels", "loss_weights", TYPES)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from ...core import TYPE_CODES
-from .boundaries import Boundaries
-from .row import AnyRow, Row
+from .row import AnyRow, Boundaries, Row
 
 
 def cp_slots(cu_padded: np.ndarray, cp_rank: int, cp_size: int) -> np.ndarray:

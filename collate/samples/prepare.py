@@ -20,11 +20,11 @@ from .check import (
     check_seconds,
     check_token_lengths,
     check_weights,
+    convert,
     item_counts,
     item_grids,
     refuse_padded,
 )
-from .convert import convert
 from .targets import IGNORED
 from .trim import mask_span, megatron_names, megatron_span, trim
 

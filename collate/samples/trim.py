@@ -8,7 +8,7 @@ import torch
 from ...core import FieldSet, FieldShapeError, MissingFieldError
 from ...core.fields import Field
 from ...models.layout.positions import counting
-from .convert import convert
+from .check import convert
 
 #: Keys of a Megatron-Core sample, beside the names they have here; None where the value is used up or recomputed.
 _MEGATRON_KEYS: dict[str, str | None] = {
