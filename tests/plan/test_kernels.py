@@ -118,3 +118,18 @@ def test_polish_ends_near_the_mean_and_keeps_the_capacity(seed):
     assert (load == np.bincount(bin_of // 2, weight, 4)).all()
     assert (room == 120 - np.bincount(bin_of, size, 8)).all() and (room >= 0).all()
     assert load.max() <= mean + 2
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_heap_has_every_entry_above_its_children(seed, indexed):
+    """Also one that knows where its entries are: an entry must not rise past parents that are not in order yet."""
+    rng = np.random.default_rng(seed)
+    key, heap = rng.integers(0, 30, 40), rng.permutation(40)
+    where = np.argsort(heap) if indexed else np.zeros(0, np.int64)
+    fill._order_heap(heap, where, key, 40)
+    for child in range(1, 40):
+        above, below = heap[(child - 1) // 2], heap[child]
+        assert (-key[above], above) < (-key[below], below)
+    assert sorted(heap) == list(range(40))
+    assert not indexed or (heap[where] == np.arange(40)).all()

@@ -7,8 +7,8 @@ import pytest
 
 from evenpack.models import adapter_for
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
-from evenpack.scheduler import pipeline as prepare
 from evenpack.scheduler.plan import plan_in_pods, plan_step
+from evenpack.scheduler.stages import planning
 from evenpack.scheduler.testing import run_ranks
 
 
@@ -30,8 +30,8 @@ def steps_of(rank: int, config: SchedulerConfig) -> list[tuple[bytes, bytes, boo
 @pytest.mark.parametrize("movement", ["minimal", "free"])
 def test_every_rank_gets_the_plan_of_one_process(backend, movement, monkeypatch):
     in_pods = partial(plan_in_pods, pods=2)
-    monkeypatch.setattr(prepare, "plan_in_pods", in_pods)
-    monkeypatch.setattr(prepare, "planner_for", lambda num_samples: in_pods)
+    monkeypatch.setattr(planning, "plan_in_pods", in_pods)
+    monkeypatch.setattr(planning, "planner_for", lambda num_samples: in_pods)
     config = SchedulerConfig(max_tokens=128, samples_per_step=12, sync="microbatch", movement=movement)
     everyone = run_ranks(lambda rank, _: steps_of(rank, config), 4, backend=backend, timeout=120)
     assert [len(steps) for steps in everyone] == [2] * 4

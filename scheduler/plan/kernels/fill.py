@@ -53,9 +53,9 @@ def _place(heap, where, key, position, size, top):
 
 @compiled
 def _order_heap(heap, where, key, size):
-    """Make a heap of entries in any order."""
+    """Make a heap of entries in any order, from the bottom up; what is above `position` is no heap yet."""
     for position in range(size // 2 - 1, -1, -1):
-        _place(heap, where, key, position, size, 0 if len(where) > 0 else position)
+        _place(heap, where, key, position, size, position)
 
 
 @compiled
