@@ -1,4 +1,4 @@
-"""The scheduler: gather, plan, exchange, pack and yield, once per optimizer step."""
+"""The scheduler: collect, describe, gather, select, plan, exchange, pack and yield, once per optimizer step."""
 
 import sys
 

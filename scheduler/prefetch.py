@@ -166,7 +166,7 @@ class Prefetcher(Generic[T]):
             return True
         self._allowed.put(False)
         self._thread.join(timeout)
-        self._ready.clear()  # nobody will take them; and an error refers to this object, by its traceback
+        self._ready.clear()  # they are not needed any more, and an error refers to this object, by its traceback
         return not self._thread.is_alive()
 
     def _allow(self) -> None:

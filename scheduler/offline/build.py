@@ -1,4 +1,4 @@
-"""Building an offline index: parts by worker processes, put together at the end; a build that broke off goes on."""
+"""Building an offline index: parts by worker processes, put together at the end; a build that broke off can be continued."""
 
 import multiprocessing
 import os

@@ -64,7 +64,7 @@ def open_dataset(path: str | Path) -> Sequence[Any]:
         if not isinstance(table, Dataset):
             raise ValueError(f"{path} holds several splits: name the folder of one")
         features: Features = table.features
-        for name, feature in features.items():  # images stay files in memory: nobody asks for their pixels
+        for name, feature in features.items():  # images stay files in memory: their pixels are not needed
             if isinstance(feature, Image):
                 table = table.cast_column(name, Image(decode=False))
             elif isinstance(feature, List) and isinstance(feature.feature, Image):

@@ -37,7 +37,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     if header.get("version") != VERSION:
         raise ValueError(f"the index in {folder} has version {header.get('version')}, this is version {VERSION}")
     if not header.get("complete"):
-        raise ValueError(f"the index in {folder} is not finished: build it again, it goes on where it stopped")
+        raise ValueError(f"the index in {folder} is not finished: build it again, it continues where it stopped")
     return header
 
 

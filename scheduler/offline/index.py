@@ -60,7 +60,7 @@ class OfflineIndex:
         on_error: OnError = "error",
         progress: bool = True,
     ) -> Self:
-        """Measure a dataset and write its index. A build that broke off goes on where it stopped.
+        """Measure a dataset and write its index. A build that broke off continues where it stopped.
 
         Args:
             folder: where the index goes; created if need be. A finished index of the same settings and dataset is opened.

@@ -79,7 +79,7 @@ class OfflineSource:
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take up this rank's share of what the ranks of another job had not read yet; every rank passes the same states.
 
-        The rest of the epoch is planned anew, for as many ranks as there are now.
+        The rest of the epoch is planned again, for the present number of ranks.
 
         Raises:
             ValueError: states that do not stand at the same step, or stand inside one.

@@ -1,4 +1,4 @@
-"""What is told about every step as it is handed out, and the clock that times the hand-outs."""
+"""Callbacks, each called with every step as it is handed out."""
 
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable

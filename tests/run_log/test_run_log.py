@@ -281,7 +281,7 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path, monkeypa
 
     monkeypatch.setattr(store.StepWriter, "write", write)
     with steps_of(RunLog(tmp_path), 20) as scheduler:
-        with pytest.warns(RuntimeWarning, match="recording stops, training goes on.*is full") as caught:
+        with pytest.warns(RuntimeWarning, match="recording stops, training continues.*is full") as caught:
             for _ in range(20):
                 next(scheduler)
                 time.sleep(0.06)  # a look of the thread that writes

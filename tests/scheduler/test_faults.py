@@ -322,4 +322,4 @@ def test_close_waits_for_one_item_of_a_slow_source_not_for_a_step(num_ranks, rec
             next(scheduler)
 
     run_ranks(fn, num_ranks)
-    assert not [warning for warning in recwarn if "left behind" in str(warning.message)]
+    assert not [warning for warning in recwarn if "keeps running" in str(warning.message)]

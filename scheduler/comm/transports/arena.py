@@ -2,7 +2,7 @@
 
 The memory is an anonymous file of the kernel. Its owner alone writes data to it; a reader opens it through the owner's entry
 under `/proc`, and it is gone when the last of them is, however they end. It has several sections, so that one can be written
-while others are still looked into. At its beginning lies a header: a token that only this arena has, and one counter per
+while others are still in use. At its beginning lies a header: a token that only this arena has, and one counter per
 section and rank, in which that rank says with what it is done.
 """
 
@@ -59,7 +59,7 @@ class Arena:
         return sum(data.size for data in self._data)
 
     def take(self, section: int, size: int) -> np.ndarray:
-        """Return uint8 `[size]`: a section's first bytes, which nobody may still be reading.
+        """Return uint8 `[size]`: a section's first bytes; no rank may still be reading them.
 
         Raises:
             MemoryError: the kernel cannot give so much.
@@ -105,7 +105,7 @@ class PeerArena:
             raise OSError(f"{path} is too small")
         head = _mapped(self._fd, 0, header_bytes(num_ranks))
         if head[:_TOKEN_BYTES].tobytes() != token:
-            raise OSError(f"{path} is the arena of somebody else")
+            raise OSError(f"{path} is the arena of another scheduler")
         self.done = _counters(head, num_ranks)
         self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
 

@@ -22,7 +22,7 @@ class HostTransport:
     """Rows and blocks over a gloo group that belongs to one scheduler alone.
 
     Args:
-        group: from `backends.open_gloo`; nobody else may use it, as a worker thread calls it.
+        group: from `backends.open_gloo`; it must have no other user, as a worker thread calls it.
         timeout: seconds that a collective may take.
         pin: allocate buffers of received bytes in pinned memory, for copies to a GPU.
         share: hand bytes to ranks of the same node through memory that both can see; collective over the group.

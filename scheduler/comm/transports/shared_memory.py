@@ -2,7 +2,7 @@
 
 A sender writes into a section of its arena and sends the receiver a note where. The receiver looks at the bytes where they
 are, and says so in the arena's header once nothing refers to them any more; until then the sender takes another section. When
-all but one of them are looked into, the notes ask for a copy instead, so that a receiver may keep what it got for as long as
+all but one of them are in use, the notes ask for a copy instead, so that a receiver may keep what it got for as long as
 it likes, and never stops a sender.
 """
 
@@ -50,7 +50,7 @@ class NodeMemory:
         return self._arena.nbytes
 
     def has_room(self) -> bool:
-        """Return whether there is a section that nobody needs."""
+        """Return whether there is a section that no rank uses."""
         return any(map(self._is_free, range(NUM_SECTIONS)))
 
     def alloc(self, sizes: Mapping[int, int], keys: Mapping[int, Hashable]) -> dict[int, np.ndarray]:
@@ -86,7 +86,7 @@ class NodeMemory:
 
         Args:
             owner: that rank.
-            note: what it told.
+            note: what that rank sent about it.
             size: bytes to read.
             spare: gives memory of this process, should a copy be needed.
 
@@ -102,7 +102,7 @@ class NodeMemory:
             return copied
         # A view of a view refers to the array below both. Behind a buffer, what is watched is that array for all further views.
         found = np.frombuffer(found.data, np.uint8)
-        weakref.finalize(found, _let_go, os.getpid(), done, (section, self._rank), turn).atexit = False
+        weakref.finalize(found, _release, os.getpid(), done, (section, self._rank), turn).atexit = False
         return found
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ def node_name() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _let_go(pid: int, done: np.ndarray, place: tuple[int, int], turn: int) -> None:
+def _release(pid: int, done: np.ndarray, place: tuple[int, int], turn: int) -> None:
     """Tell the owner that this process needs its bytes no more; a fork that drops its copy of the array says nothing."""
     if os.getpid() == pid:
         done[place] = turn

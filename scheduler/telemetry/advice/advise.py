@@ -116,7 +116,7 @@ def _larger_packs(situation: Situation, now: float) -> Advice | None:
 
 
 def _chosen_count(situation: Situation, now: float) -> Advice | None:
-    """A number of micro-batches that nobody needs."""
+    """More micro-batches than the step needs."""
     config = situation.steps.config
     if config.num_microbatches is None:
         return None
@@ -129,7 +129,7 @@ def _chosen_count(situation: Situation, now: float) -> Advice | None:
 
 
 def _heavy_samples(situation: Situation, now: float) -> Advice | None:
-    """Samples heavier than a rank's mean load: they wait for their like, or are split."""
+    """Samples heavier than a rank's mean load: they are deferred, or split."""
     steps, config = situation.steps, situation.steps.config
     bound, longest, most = 0, 0, 0.0
     for table in steps.tables:

@@ -1,4 +1,4 @@
-"""The run log: every step of a run on disk, and what can be told from it."""
+"""The run log: every step of a run on disk, to be read and planned again."""
 
 from .header import RunHeader
 from .record import RecordedStep

@@ -26,7 +26,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         node_of_rank: `[R]`, node of each rank.
         peers: ranks that each rank may send samples to; None for any.
         stats_fields: names of the figures that each record holds, in order.
-        first_step: number of the first step under it; a later run that begins earlier goes on from a checkpoint.
+        first_step: number of the first step under it; a later run that begins earlier was resumed from a checkpoint.
         started: when it was written, in seconds since 1970.
     """
 

@@ -16,7 +16,7 @@ _PLAN_STEP = f"{plan_step.__module__}.{plan_step.__qualname__}"
 
 
 def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> StepPlan:
-    """Plan the samples of a recorded step anew.
+    """Plan the samples of a recorded step again.
 
     Args:
         recorded: the step.
@@ -26,7 +26,7 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
         The plan; with the settings of the run and the same version of the planner, the one that the run had.
 
     Raises:
-        ValueError: the run was planned by a function of its own.
+        ValueError: the run was planned by a custom planner.
     """
     header = recorded.header
     config = config or header.config
@@ -59,15 +59,15 @@ def steps_of(recorded: Sequence[RecordedStep]) -> Steps:
 
 
 def is_replayable(header: RunHeader) -> bool:
-    """Return whether a run was planned by `plan_step`, and not by a function of its own."""
+    """Return whether a run was planned by `plan_step`, and not by a custom planner."""
     return header.planner == _PLAN_STEP
 
 
 def replay_differences(recorded: RecordedStep) -> list[str]:
-    """Plan a recorded step anew and compare; empty where all is equal, bit for bit.
+    """Plan a recorded step again and compare; empty where all is equal, bit for bit.
 
     Raises:
-        ValueError: the run was planned by a function of its own.
+        ValueError: the run was planned by a custom planner.
     """
     plan, stats = replay(recorded), recorded.stats
     names = ("imbalance", "gap", "moved_bytes", "moved_bytes_lower_bound")

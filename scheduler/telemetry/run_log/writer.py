@@ -158,7 +158,7 @@ class _Recording:
     def _report_error(self) -> bool:
         error, self._error = self._error, None
         if error is not None:
-            self._warn(f"recording stops, training goes on: {error}")
+            self._warn(f"recording stops, training continues: {error}")
         return error is not None
 
     def _warn(self, text: str) -> None:
