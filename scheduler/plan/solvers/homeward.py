@@ -23,7 +23,7 @@ from ..table import Ints
 
 
 def packs_to_homes(problem: Problem, packs: Packs) -> None:
-    """Deal the packs of every index out to ranks anew, each to a rank that brought much of it.
+    """Assign the packs of every index to ranks again, each to a rank that brought much of it.
 
     Which rank computes a pack does not matter at micro-batch sync. Greedy, most bytes first, so at least half of what the
     best matching keeps.
