@@ -2,6 +2,8 @@
 
 from typing import Literal, get_args
 
+import msgspec
+
 from ..core.fields import TENSOR_DTYPES
 from .plan.settings import PlanConfig, check_int, check_literal, check_real
 
@@ -47,6 +49,8 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         transport: how metadata and samples travel: over host memory ("host": gloo, and memory that ranks of a node share), over
             the accelerator's network ("device": NCCL), the best of both ("auto"), or as "auto" but without memory that ranks of
             a node share ("network"). See `scheduler.comm.transports`.
+        static_shapes: give every pack the same shapes, for `torch.compile` and captured graphs: rows of the whole capacity,
+            `max_segments + 1` boundaries, the row's length as `max_seqlen`. Needs `max_segments`. Media keep their sizes.
         timeout: seconds without progress of the group after which a rank gives up and names the missing peer.
 
     Raises:
@@ -67,6 +71,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
     pixel_dtype: str | None = None
     prefetch: int = 1
     transport: TransportName = "auto"
+    static_shapes: bool = False
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -85,6 +90,12 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             check_literal(name, getattr(self, name), get_args(kind))
         if self.pixel_dtype is not None:
             check_literal("pixel_dtype", self.pixel_dtype, PIXEL_DTYPES)
+        if not isinstance(self.static_shapes, bool):
+            raise ValueError(f"static_shapes must be True or False, got {self.static_shapes!r}")
+        if self.static_shapes and self.max_segments is None:
+            raise ValueError(
+                "static_shapes needs max_segments, the number of segments that every pack's boundaries have room for"
+            )
         self._check_step_size()
         for name, value, most in (
             ("defer", self.defer, MAX_STEPS_WAITED),
@@ -92,6 +103,13 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         ):
             if value is not None and value > most:
                 raise ValueError(f"{name} must be at most {most}, got {value}")
+
+    def resolved(self, cp_size: int) -> "SchedulerConfig":
+        """Return the settings with what `static_shapes` means: rows padded to the whole capacity."""
+        if not self.static_shapes:
+            return self
+        multiple = self.pack_align or self.segment_align(cp_size)
+        return msgspec.structs.replace(self, pack_align=self.max_tokens * cp_size // multiple * multiple or multiple)
 
     def _check_step_size(self) -> None:
         given = [name for name in ("samples_per_step", "tokens_per_step") if getattr(self, name) is not None]

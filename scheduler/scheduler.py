@@ -104,6 +104,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._adapter = adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
         groups = ProcessGroups.from_world() if groups is None else groups
         check_capacity(config, groups.cp_size)
+        config = config.resolved(groups.cp_size)
         cost = default_cost(adapter) if cost is None else cost
         self._costs = Costs(adapter, cost)
         self._config = config

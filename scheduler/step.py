@@ -211,11 +211,13 @@ class PackedStep(Sequence[PackedBatch]):
             scales = [1.0 / float(self._weights[row]) if self.table.loss_tokens[row] else 0.0 for row in rows]
             scales += [0.0] * len(dummies)
         align = config.segment_align(context.cp_size)
+        static = {"max_segments": config.max_segments, "max_seqlen": config.pack_align} if config.static_shapes else {}
         batch = pack_samples(
             [*(self._samples[row] for row in rows), *dummies],
             adapter=context.adapter,
             align=align,
             pack_align=config.pack_align or align,
+            **static,
             num_dummies=len(dummies),
             weight_scales=scales,
             pin_memory=context.pin,

@@ -131,6 +131,7 @@ def eval_config(config: SchedulerConfig, args: Any) -> SchedulerConfig:
         oversize="truncate" if config.oversize == "truncate" else "error",
         align=config.align,
         pack_align=config.pack_align,
+        static_shapes=config.static_shapes,
         loss_average=config.loss_average,
         pixel_dtype=config.pixel_dtype,
         prefetch=config.prefetch,

@@ -43,6 +43,8 @@ def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **
     return mask
 
 
+# The number of segments and their lengths are data: a graph that held them would be compiled for every pack.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def varlen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
