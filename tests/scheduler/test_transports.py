@@ -1,5 +1,6 @@
 """Transports move the same bytes; the device transport keeps to fixed peers."""
 
+import re
 import threading
 import time
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evenpack.scheduler import scheduler as scheduler_module
-from evenpack.scheduler.comm.channel import open_channel
+from evenpack.scheduler.comm.channel import Channel, open_channel
 from evenpack.scheduler.comm.groups import ProcessGroups
 from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
 from evenpack.scheduler.comm.transports.buffers import BufferPool
@@ -194,3 +195,27 @@ def test_memory_of_the_exchange_is_bounded_and_reported():
     for held, sent in run_ranks(fn, 2, backend="gloo"):
         # One outgoing buffer and at most four received ones, with an eighth of room each.
         assert 0 < max(held) <= 5 * 9 / 8 * max(sent) + 4096
+
+
+@pytest.mark.parametrize(
+    ("stages", "text"),
+    [
+        ([], "timed out waiting for a rank at step 3: no answer"),
+        (
+            [(1, "collecting step 3"), (2, "gathering step 3")],
+            r"timed out at step 3 waiting for rank 1 \(last: collecting step 3\); all processes are alive",
+        ),
+        ([(1, "gathering step 3")], r"waiting for rank 1 \(last: gathering step 3\); all processes are alive"),
+    ],
+)
+def test_ranks_that_are_late_but_alive_are_named(stages, text):
+    class Alive:
+        stage = "gathering step 3"
+        missing = staticmethod(list)
+
+        def stages(self):
+            return stages
+
+    hub = MemoryHub(1)
+    channel = Channel(steps=hub.transport(0), control=hub.transport(0), heartbeat=Alive(), node_of_rank=(0,))
+    assert re.search(text, str(channel.lost(TransportError("no answer"), "step 3")))
