@@ -16,7 +16,7 @@ from ..packs.pack import pack_samples
 from ..samples.prepare import prepare_sample
 from .checks import chat_format, check_limits, check_media_tokens, media_strings, with_strategy
 from .conversation import Conversation, read_example
-from .errors import ConversationError, UnreadableMediaError, naming_example
+from .errors import ConversationError, NoMediaReaderError, UnreadableMediaError, naming_example
 from .escaper import Shield
 from .measure import Measure, Measured
 from .media import decoded, open_image, open_video
@@ -130,7 +130,7 @@ class SampleEncoder:
             try:
                 return self._encoded_example(example, where)
             except UnreadableMediaError as error:
-                if self.config.on_unreadable == "error":
+                if self.config.on_unreadable == "error" or isinstance(error, NoMediaReaderError):
                     raise
                 if not self.counts["unreadable_dropped"]:
                     warnings.warn(f"dropped, as on_unreadable='drop' says (told once): {error}", RuntimeWarning, stacklevel=2)
@@ -193,8 +193,9 @@ class SampleEncoder:
 
     def prepare(self, example: Mapping[str, Any], index: int | None = None) -> Sample | None:
         """Encode one example and check the sample against the adapter's declaration."""
+        number = self._encoded if index is None else index
         raw = self.encode(example, index)
-        return None if raw is None else prepare_sample(raw, adapter=self.adapter, where=f"example {index}")
+        return None if raw is None else prepare_sample(raw, adapter=self.adapter, where=f"example {number}")
 
     def write(self, example: Mapping[str, Any], where: str) -> Written:
         """Read and render an example; media are located, not opened."""

@@ -18,6 +18,10 @@ class UnreadableMediaError(SampleError):
     """A media item that is missing, cannot be read, or cannot be processed with what is installed."""
 
 
+class NoMediaReaderError(UnreadableMediaError):
+    """Media that the installed packages or the encoder's settings cannot read, however good the item is: never dropped."""
+
+
 @contextlib.contextmanager
 def naming_example(example: Any, number: int, *, counted: bool = False) -> Iterator[str]:
     """Name an example in the errors raised inside, those of libraries too.

@@ -3,13 +3,14 @@
 import base64
 import io
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 import numpy as np
 
-from .errors import UnreadableMediaError
+from .errors import NoMediaReaderError, UnreadableMediaError
 
 #: EXIF tag of the orientation, and its values that swap height and width.
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
@@ -189,9 +190,11 @@ def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.nd
     metadata.update(given.get("metadata") or {})
     if given.get("fps") is not None:
         metadata["fps"] = given["fps"]
-    fps = metadata.get("fps")
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf")):
-        raise UnreadableMediaError(f"{where}: fps must be a number above 0, got {fps!r}")
+    fps = metadata.pop("fps", None)
+    if fps is not None:
+        if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < float("inf"):
+            raise UnreadableMediaError(f"{where}: fps must be a number above 0, got {fps!r}")
+        metadata["fps"] = float(fps)
     if len(metadata["frames_indices"]) != len(frames):
         raise UnreadableMediaError(
             f"{where}: {len(frames)} frames, but the metadata name {len(metadata['frames_indices'])} in frames_indices"
@@ -224,12 +227,13 @@ def _frames_of_file(item: Any, where: str, folder: Path | None) -> tuple[np.ndar
     try:
         import av
     except ImportError as error:
-        raise UnreadableMediaError(f"{where}: videos from files need PyAV: pip install 'evenpack[video]'") from error
+        raise NoMediaReaderError(f"{where}: videos from files need PyAV: pip install av") from error
     try:
         source = source_of(item, folder)
         with av.open(source if hasattr(source, "read") else str(source)) as container:
             stream = container.streams.video[0]
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            # A container may say that its frames are shown turned, counterclockwise, as phones write them.
+            frames = [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in container.decode(stream)]
             rate = stream.average_rate or stream.guessed_rate
         return np.stack(frames), float(rate) if rate else None
     except Exception as error:

@@ -9,7 +9,7 @@ import numpy as np
 from ...core import TYPE_CODES, MediaMismatchError
 from ...models.adapter import ModelAdapter
 from ..masks.extents import Extents, token_extents
-from .errors import UnreadableMediaError
+from .errors import NoMediaReaderError, UnreadableMediaError
 from .escaper import Shield
 from .settings import EncoderConfig
 
@@ -88,6 +88,7 @@ class TextProcessor:
         Raises:
             MediaMismatchError: placeholders and items that differ in number, or items of a modality that the family lacks.
             UnreadableMediaError: an item that the processor refuses, or has no sub-processor for.
+            Exception: whatever the processor raises for text alone.
         """
         check_modalities(media, self._adapter, where)
         spelled = self._shield.places(text)
@@ -127,6 +128,8 @@ class TextProcessor:
                 **self.text_arguments(text),
             )
         except Exception as error:  # whatever the processor, its sub-processors and their libraries raise
+            if isinstance(error, MemoryError) or not (arguments.get("images") or arguments.get("videos")):
+                raise
             raise UnreadableMediaError(f"{where}: the processor refuses the example: {error}") from error
         return out
 
@@ -139,12 +142,12 @@ class TextProcessor:
             if not media.get(modality):
                 continue
             if getattr(self._processor, part, None) is None:
-                raise UnreadableMediaError(
+                raise NoMediaReaderError(
                     f"{where}: {len(media[modality])} {modality}s, but the processor has no {part} "
                     "(video processors of transformers need torchvision)"
                 )
             if modality == "video" and not self._knows_video_limits:
-                raise UnreadableMediaError(f"{where}: to encode videos, give video_min_pixels and video_max_pixels")
+                raise NoMediaReaderError(f"{where}: to encode videos, give video_min_pixels and video_max_pixels")
             if modality == "image":
                 arguments[name] = [list(media[modality])]
                 continue
@@ -158,7 +161,7 @@ class TextProcessor:
         fps = metadata.get("fps", self._source_fps)
         if fps is None and (self._video_fps is not None or self._adapter.rope != "grid"):
             why = "positions or timestamps" if self._video_fps is None else f"sampling at video_fps={self._video_fps:g}"
-            raise UnreadableMediaError(
+            raise NoMediaReaderError(
                 f"{where}: the frames have no rate, and {why} of {self._adapter.name} need one: give the video as "
                 "{'frames': ..., 'fps': ...}, or set source_fps"
             )

@@ -35,7 +35,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_length: most tokens of a sample, None for any number; see `on_oversize`.
         on_oversize: a sample above `max_length` is an error, or dropped and counted.
         on_unreadable: an example with a picture or video that cannot be read, or that the processor refuses, is an error, or
-            dropped and counted.
+            dropped and counted. What is missing for all of them (a package, a limit, a rate) is always an error.
         close_last_turn: write the end marker behind the last turn in formats where the next turn opens with it (GLM).
         record_strategy: note in each sample, as `mask_strategy`, which strategy found its mask.
 

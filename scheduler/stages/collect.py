@@ -168,7 +168,7 @@ class Reader:
         ]
 
     def take_dropped(self) -> int:
-        """Return the number of samples that the oversize policy dropped since the last call."""
+        """Return the number of samples that policies of the scheduler or the encoder dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 

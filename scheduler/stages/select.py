@@ -155,14 +155,14 @@ def why_no_step(config: SchedulerConfig, *, num_ranks: int, num_dropped: int) ->
     Args:
         config: settings.
         num_ranks: R.
-        num_dropped: samples that the oversize policy dropped in the epoch, on all ranks.
+        num_dropped: samples that policies of the scheduler or the encoder dropped in the epoch, on all ranks.
 
     Example:
         >>> why_no_step(SchedulerConfig(max_tokens=8, samples_per_step=1), num_ranks=1, num_dropped=3)
-        'the epoch had no step: the source yielded 0 samples that fit: 3 are longer than the capacity and were dropped'
+        'the epoch had no step: the source yielded 0 samples that fit: 3 were dropped (too long, or unreadable)'
     """
     sources = "the source" if num_ranks == 1 else f"the sources of all {num_ranks} ranks"
-    dropped = f": {num_dropped} are longer than the capacity and were dropped"
+    dropped = f": {num_dropped} were dropped (too long, or unreadable)"
     if config.on_exhausted == "stop":
         return (
             f"the epoch had no step: {sources} yielded no full step, and on_exhausted='stop' leaves out the rest"

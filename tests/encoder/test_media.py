@@ -186,6 +186,25 @@ def test_the_scheduler_counts_what_the_encoder_left_out(num_workers):
         assert [one.num_samples for one in stats] == [3, 3] and scheduler.num_dropped == 2
 
 
+def test_what_is_missing_for_every_item_is_never_dropped(monkeypatch):
+    """A package, a limit or a rate that is not there would drop the whole dataset."""
+    video = {"messages": [{"role": "user", "content": [{"type": "video", "video": FRAMES}]}, ANSWER]}
+    for encoder, message in (
+        (tiny.encoder(on_unreadable="drop"), "the processor has no video_processor"),
+        (tiny.encoder(on_unreadable="drop", videos=True), "the frames have no rate"),
+        (
+            tiny.encoder(on_unreadable="drop", videos=True, video_min_pixels=None, video_max_pixels=None),
+            "give video_min_pixels",
+        ),
+    ):
+        with pytest.raises(UnreadableMediaError, match=message):
+            encoder.encode(video)
+    encoder = tiny.encoder(on_unreadable="drop")
+    monkeypatch.setattr(encoder._process, "_call", lambda *args: (_ for _ in ()).throw(MemoryError("out of memory")))
+    with pytest.raises(SampleError, match="MemoryError: out of memory"):
+        encoder.encode(asks(IMAGE, images=[tiny.picture(random.Random(0), 60, 60)]))
+
+
 def test_settings_of_the_policy_are_checked():
     with pytest.raises(ValueError, match="on_unreadable must be 'error' or 'drop', got 'skip'"):
         EncoderConfig(on_unreadable="skip")
@@ -226,13 +245,23 @@ def test_a_video_file_from_every_holder(clip):
         assert metadata == {"total_num_frames": 16, "frames_indices": list(range(16)), "fps": 8.0}
 
 
+@pytest.mark.parametrize(("matrix", "turned"), [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)])
+def test_a_video_is_turned_as_its_container_says(clip, matrix, turned):
+    data = bytearray(clip.read_bytes())
+    at = data.index(b"tkhd") + 44  # the display matrix of the track, 16.16 fixed point, row by row
+    a, b, c, d = (value << 16 for value in matrix)
+    data[at : at + 36] = b"".join(value.to_bytes(4, "big", signed=True) for value in (a, b, 0, c, d, 0, 0, 0, 1 << 30))
+    plain, frames = open_video(clip, "x")[0], open_video(bytes(data), "x")[0]
+    assert np.array_equal(frames, np.rot90(plain, turned, axes=(1, 2)))
+
+
 def test_positions_of_a_video_follow_its_rate(clip):
     """16 frames at 8 a second: a temporal patch of two frames lasts a quarter of a second."""
     encoder = SampleEncoder(tiny.processor(videos=True), tiny.adapter(), **tiny.LIMITS, folder=clip.parent)
     frames, _ = open_video(clip, "x")
     items = [
         "a.mp4",
-        {"frames": frames, "fps": 8},
+        {"frames": frames, "fps": np.float32(8)},
         {"frames": [Image.fromarray(frame) for frame in frames], "fps": 8},
         {"frames": frames, "metadata": {"fps": 24.0, "total_num_frames": 48, "frames_indices": list(range(0, 48, 3))}},
     ]
@@ -242,7 +271,8 @@ def test_positions_of_a_video_follow_its_rate(clip):
     part = {"type": "video", "video": frames, "fps": 8}
     tiny.assert_same(encoder.encode(asks(part)), encoder.encode(asks(VIDEO, videos=[items[1]])))
     slow = SampleEncoder(tiny.processor(videos=True), tiny.adapter(), **tiny.LIMITS, source_fps=8)
-    assert slow.encode(asks(VIDEO, videos=[frames]))["second_per_grid_ts"].tolist() == [0.25]
+    for item in (frames, {"frames": frames, "metadata": {"fps": None}}):
+        assert slow.encode(asks(VIDEO, videos=[item]))["second_per_grid_ts"].tolist() == [0.25]
 
 
 def test_timestamps_follow_the_rate():

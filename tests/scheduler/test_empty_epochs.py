@@ -33,7 +33,7 @@ def told(recwarn) -> list[str]:
             {"oversize": "drop"},
             1,
             [0],
-            "yielded 0 samples that fit: 3 are longer than the capacity and were dropped",
+            "yielded 0 samples that fit: 3 were dropped (too long, or unreadable)",
         ),
         (
             lambda: random_source(0, 3),
