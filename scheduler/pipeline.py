@@ -14,6 +14,7 @@ from ..core.fields import dtype_of
 from .comm.channel import Channel
 from .comm.transports import TransportError
 from .cost.calibrate import CostChange
+from .data_checks import DataChecks
 from .plan import SampleTable, StepPlan
 from .prefetch import MainThreadExecutor
 from .stages.collect import Reader
@@ -37,11 +38,13 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         step: the step; None where the epoch has ended.
         checkpoint: where the next step begins.
         fresh: what this rank took from its source for it, in order.
+        warnings: what looks wrong in its data, on the rank that writes logs.
     """
 
     step: PackedStep | None
     checkpoint: Checkpoint
     fresh: tuple[Described, ...] = ()
+    warnings: list[str] = []
 
 
 class Pipeline:
@@ -81,6 +84,7 @@ class Pipeline:
         self._executor = executor
         self._exchanger = Exchanger(channel.steps)
         self._changes: deque[CostChange] = deque()
+        self._checks = DataChecks(channel.steps.num_ranks) if context.is_writer else None
         self._digest = 0
         self._ended = False
         self.num_dropped = 0
@@ -98,7 +102,8 @@ class Pipeline:
             raise self._channel.lost(error, f"step {self.step}") from error
         if prepared is None:
             self._ended = True
-            return Prepared(None, self.checkpoint(in_epoch=False))
+            warnings = self._checks.epoch_ended() if self._checks else []
+            return Prepared(None, self.checkpoint(in_epoch=False), warnings=warnings)
         return prepared
 
     def _make(self) -> Prepared | None:
@@ -128,6 +133,7 @@ class Pipeline:
         plan = self._plan(table, chosen.gathered)
         self._digest = plan_number(plan)
         samples = self._exchange(table, plan, chosen)
+        warnings = self._checks.step(self.step, chosen.mine, chosen.gathered) if self._checks else []
         stats = step_stats(
             table,
             plan,
@@ -148,7 +154,7 @@ class Pipeline:
             media_dtype=dtype_of(gathered.media_dtype),
             home_ids=[item.block.sample.sample_id for item in chosen.mine],
         )
-        return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh))
+        return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh), warnings)
 
     def _gather(self, candidates: Sequence[Described], error: BaseException | None = None) -> Gathered:
         self._channel.heartbeat.stage = f"gathering step {self.step}"

@@ -21,6 +21,7 @@ from .comm.transports import TransportError
 from .config import SchedulerConfig
 from .cost.calibrate import Costs, fit_across_ranks
 from .cost.model import CostFit, Observation, default_cost
+from .grad_sync import DDP_ERRORS
 from .pipeline import Prepared
 from .plan import plan_step
 from .prefetch import MainThreadExecutor, Prefetcher
@@ -213,6 +214,8 @@ class PackingScheduler(Iterator[PackedStep]):
             if not self._config.prefetch:  # interrupted while it was made: what was read for it is gone
                 self._failure = RuntimeError(f"the scheduler was interrupted inside a step ({type(error).__name__})")
             raise
+        while prepared.warnings:  # taken out first: a filter may turn a warning into an error
+            warnings.warn(prepared.warnings.pop(), RuntimeWarning, stacklevel=3)
         if prepared.step is None:
             self._checkpoint = prepared.checkpoint
             self._ended = True  # until `iter` is called again
@@ -231,7 +234,8 @@ class PackingScheduler(Iterator[PackedStep]):
     def _notify(self, step: PackedStep) -> None:
         """Time the step and call the callbacks; a step that comes a second time, since one of them raised, is timed already."""
         if self._notified_step is not step:
-            step.stats = self._clock.handed_out(step.stats)
+            stats = self._clock.handed_out(step.stats)
+            step.stats = msgspec.structs.replace(stats, silent_ranks=self._channel.heartbeat.silent)
             self._notified_step = step
             self._callbacks.begin()
         self._callbacks(step)
@@ -358,6 +362,11 @@ class PackingScheduler(Iterator[PackedStep]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in DDP_ERRORS):
+            error.add_note(
+                "evenpack: a step runs several micro-batches, and DistributedDataParallel expects a reduction in each: run "
+                "forward and backward inside `with step.sync_on_last(model, batch):`"
+            )
         self.close()
 
     def _begin_epoch(self) -> None:

@@ -36,6 +36,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
             None for the first step of an epoch.
         tokens_per_second: real tokens of the step before, which were computed in `step_seconds`, over that time; of the whole
             group; None for the first step of an epoch.
+        silent_ranks: ranks that showed no sign of life for half of `timeout` when the step was handed out, as this rank saw it.
     """
 
     step: int
@@ -59,6 +60,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     exposed_seconds: float = 0.0
     step_seconds: float | None = None
     tokens_per_second: float | None = None
+    silent_ranks: tuple[int, ...] = ()
 
     @property
     def bubble(self) -> float:

@@ -158,6 +158,8 @@ def _started(
     hosts = control.gather(host.view(np.uint8)).view(np.int64)[:, 0].tolist()
     order = list(dict.fromkeys(hosts))
     interval = min(1.0, config.timeout / 20)
-    heartbeat = Heartbeat(store, name=name, rank=steps.rank, num_ranks=steps.num_ranks, interval=interval)
+    heartbeat = Heartbeat(
+        store, name=name, rank=steps.rank, num_ranks=steps.num_ranks, interval=interval, patience=config.timeout / 2
+    )
     nodes = tuple(order.index(value) for value in hosts)
     return Channel(steps=steps, control=control, heartbeat=heartbeat, node_of_rank=nodes, **more)

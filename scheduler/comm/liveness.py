@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,13 +28,18 @@ class Heartbeat:
         rank: this rank within the group.
         num_ranks: size of the group.
         interval: seconds between two signs.
+        patience: seconds without a sign after which a rank is named in a warning, though no collective waits for it: the
+            training itself may wait for much longer.
 
     Attributes:
         stage: what this rank is doing; the next sign of life carries it.
+        silent: ranks without a sign of life for `patience` seconds; rank 0 where its store cannot be reached.
     """
 
-    def __init__(self, store: Any, *, name: str, rank: int, num_ranks: int, interval: float) -> None:
+    def __init__(self, store: Any, *, name: str, rank: int, num_ranks: int, interval: float, patience: float) -> None:
         self._store = store
+        self._patience = patience
+        self.silent: tuple[int, ...] = ()
         # Made before anything is wrong: a store that hangs must not keep its asker.
         self._asking = None if store is None else _clone(store, patience=max(1.0, 5 * interval))
         self._name = name
@@ -42,17 +48,22 @@ class Heartbeat:
         self._interval = interval
         self.stage = "starting"
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         if store is not None:
-            self._thread = threading.Thread(target=self._run, name="evenpack-heartbeat", daemon=True)
-            self._thread.start()
+            # Two threads: a connection that is cut blocks whoever reads from it.
+            self._threads = [
+                threading.Thread(target=target, name=f"evenpack-{name}", daemon=True)
+                for target, name in ((self._run, "heartbeat"), (self._watch, "liveness"))
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def close(self) -> None:
         """Leave a last sign that says the rank left on purpose, and end the thread."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(5 * self._interval)
-            self._thread = None
+        for thread in self._threads:
+            thread.join(5 * self._interval)
+        self._threads = []
 
     def missing(self) -> list[tuple[int, str]]:
         """Return the ranks that show no life, each with what it last said; else those that closed their scheduler.
@@ -102,6 +113,37 @@ class Heartbeat:
             store.set(self._key(self._rank), f"{count} {_CLOSED}")
         except (RuntimeError, dist.DistError):
             return  # the store is gone, and with it the job: the collective that fails next says so
+
+    def _watch(self) -> None:
+        """Warn of ranks that fall silent, whatever this rank is doing."""
+        seen: dict[int, tuple[str, float]] = {}
+        store = None
+        while not self._stop.wait(max(self._interval, self._patience / 4)):
+            now = time.monotonic()
+            try:
+                # The clone waits for the store as long as a rank may be silent, and no longer.
+                store = store or _clone(self._store, patience=max(1.0, self._patience / 2))
+                signs = self._read(store)
+            except (RuntimeError, dist.DistError):
+                if not seen.get(0, ("", 0.0))[0].endswith(f" {_CLOSED}"):
+                    self._report([(0, "the store that it holds cannot be reached")])
+                return  # a connection that failed once stays closed
+            for rank, sign in enumerate(signs):
+                if rank not in seen or seen[rank][0] != sign or sign.endswith(f" {_CLOSED}"):
+                    seen[rank] = (sign, now)
+            late = [rank for rank, (_, since) in seen.items() if now - since >= self._patience and rank != self._rank]
+            self._report([(rank, signs[rank].partition(" ")[2] or "no sign of life") for rank in late])
+
+    def _report(self, late: list[tuple[int, str]]) -> None:
+        known, self.silent = self.silent, tuple(rank for rank, _ in late)
+        fresh = [f"rank {rank} (last: {stage})" for rank, stage in late if rank not in known]
+        if fresh and not self._stop.is_set():
+            warnings.warn(
+                f"{', '.join(fresh)} showed no sign of life for {self._patience:g} s, seen from rank {self._rank}: what waits "
+                "for it, the training's own collectives too, may wait until their time-out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _clone(store: Any, patience: float | None = None) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from ...collate.samples.prepare import prepare_sample
 from ...collate.samples.targets import target_stats
@@ -196,7 +197,8 @@ class Describer:
         cost = self._cost.sample_cost(sample.num_tokens, grids)
         # In the order of `record_dtype`, at once: an assignment to one field takes as long.
         return np.array(
-            (sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, cost), self._record_dtype
+            (sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, id_hash(sample.sample_id), cost),
+            self._record_dtype,
         )
 
 
@@ -205,6 +207,13 @@ def segment_limit(config: SchedulerConfig, cp_size: int) -> int:
     capacity = config.max_tokens * cp_size
     pack_align = config.pack_align or config.segment_align(cp_size)
     return capacity // pack_align * pack_align
+
+
+def id_hash(sample_id: str | int | None) -> int:
+    """Return 64 bits that stand for a sample's name, equal on every machine; 0 for none."""
+    if sample_id is None:
+        return 0
+    return xxhash.xxh3_64_intdigest(f"{type(sample_id).__name__}:{sample_id}".encode(errors="backslashreplace")) or 1
 
 
 def media_bits(sample: Sample) -> int:

@@ -13,7 +13,7 @@ from ..plan import SampleTable
 MAX_FREE_DTYPES = 16
 
 #: Of the header and the records; the first field of every header, so that any version can read it.
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 HEADER = np.dtype(
     [
@@ -41,14 +41,15 @@ class Status(IntEnum):
 
 
 def record_dtype(num_phases: int) -> np.dtype[np.void]:
-    """Return the dtype of a sample's record: 32 bytes with one phase, 8 more with each further one.
+    """Return the dtype of a sample's record: 40 bytes with one phase, 8 more with each further one.
 
     `media` has one bit per modality; `steps_waited` counts the steps that a deferred sample has waited; `list_index` is the
-    number of its list in the step, with `scope="microbatch"`.
+    number of its list in the step, with `scope="microbatch"`; `id_hash` tells whether two samples have one `sample_id`, 0
+    where a sample has none.
 
     Example:
         >>> record_dtype(1).itemsize, record_dtype(2).itemsize
-        (32, 40)
+        (40, 48)
     """
     return np.dtype(
         [
@@ -59,6 +60,7 @@ def record_dtype(num_phases: int) -> np.dtype[np.void]:
             ("list_index", "<u2"),
             ("weight", "<f4"),
             ("nbytes", "<i8"),
+            ("id_hash", "<u8"),
             ("cost", "<i8", (num_phases,)),
         ]
     )

@@ -84,7 +84,7 @@ def decode_step(data: bytes, header: RunHeader) -> "RecordedStep":
     record = _RECORDS.decode(data)
     return RecordedStep(
         header=header,
-        stats=StepStats(**dict(zip(header.stats_fields, record.stats, strict=True))),
+        stats=msgspec.convert(dict(zip(header.stats_fields, record.stats, strict=True)), StepStats),
         num_microbatches=record.num_microbatches,
         value=record.value,
         lower_bound=record.lower_bound,
