@@ -116,6 +116,9 @@ def _plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     )
     planner = index.planner(config, adapter_for(index.settings["adapter"]), num_ranks=arguments.ranks)
     plans = [step.plan for step in planner.steps(epoch=0)]
+    batch = arguments.ranks * arguments.samples_per_step
+    # A last step that holds less than a step's samples says nothing about the others, and is apart.
+    full = [plan for plan in plans if len(plan.rank) == batch] or plans
     packs = sum(plan.tokens.size for plan in plans)
     filled = sum(int(plan.tokens.sum()) for plan in plans)
     return {
@@ -123,10 +126,22 @@ def _plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
             "steps": len(plans),
             "packs": packs,
             "filled": round(filled / max(1, packs * arguments.max_tokens), 4),
-            "imbalance": round(float(np.mean([plan.imbalance for plan in plans])), 4) if plans else None,
+            "imbalance": round(float(np.mean([plan.imbalance for plan in full])), 4) if full else None,
+            **_last_step(plans[len(full) :]),
             "dropped": sum(plan.num_dropped for plan in plans),
         }
     }
+
+
+def _last_step(partial: list[Any]) -> dict[str, Any]:
+    """Return the figures of a step that ended the data before it was full; none where there is no such step."""
+    return {"last step": {"samples": len(partial[0].rank), "imbalance": round(partial[0].imbalance, 4)}} if partial else {}
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{name} ({', '.join(_shown(key, one) for key, one in value.items())})"
+    return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
 
 
 def _text_of(shown: dict[str, Any]) -> str:
@@ -134,7 +149,7 @@ def _text_of(shown: dict[str, Any]) -> str:
     lines = []
     for name, value in shown.items():
         if isinstance(value, dict):
-            value = ", ".join(f"{key} {one:,}" if isinstance(one, int) else f"{key} {one}" for key, one in value.items())
+            value = ", ".join(_shown(key, one) for key, one in value.items())
         elif isinstance(value, int):
             value = f"{value:,}"
         lines.append(f"{name:<9} {value}")

@@ -2,9 +2,10 @@
 
 import argparse
 import os
+import re
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 from .._version import __version__  # pyright: ignore[reportMissingImports]
@@ -33,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
         arguments: what follows the program's name.
 
     Returns:
-        The exit code: 0 for success, 1 for wrong input (one line on standard error), 2 for wrong usage, 141 where the reader
+        The exit code: 0 for success, 1 for wrong input (one line on standard error), 2 for wrong usage, 3 where a limit that a
+        flag sets is exceeded, 141 where the reader
         of the output went away (`| head`), as a shell says of other programs.
     """
     try:
@@ -66,6 +68,26 @@ def _run(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
             raise  # a command that lost another pipe says so
-        print(f"evenpack {parsed.command}: {error}", file=sys.stderr)
+        print(f"evenpack {parsed.command}: {with_flags(str(error), vars(parsed))}", file=sys.stderr)
         return 1
     return code
+
+
+def with_flags(text: str, names: Iterable[str]) -> str:
+    """Return an error's text with settings named as the command's flags: `max_tokens=8` becomes `--max-tokens 8`.
+
+    Args:
+        text: of an error, which may name settings as arguments of a function.
+        names: of the command's arguments. A name of one word is a setting where `=` or "must" follows it.
+
+    Example:
+        >>> with_flags("max_tokens=8 is below align=16", ["max_tokens", "align"])
+        '--max-tokens 8 is below --align 16'
+    """
+    for name in names:
+        flag = "--" + name.replace("_", "-")
+        text = re.sub(rf"(?<![\w'\"./-]){name}=", f"{flag} ", text)
+        text = re.sub(
+            rf"(?<![\w'\"./-]){name}(?= must\b)" if "_" not in name else rf"(?<![\w'\"./-]){name}\b(?![\w(])", flag, text
+        )
+    return text

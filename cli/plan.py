@@ -10,6 +10,8 @@ from typing import Any
 MOST_RANKS, MOST_SAMPLES = 4096, 1_048_576
 #: Samples that are planned where nobody says how many steps, and the fewest and most steps.
 SAMPLES_PLANNED, FEWEST_STEPS, MOST_STEPS = 16_384, 4, 32
+#: Exit code where more samples are dropped than --max-dropped allows.
+TOO_MANY_DROPPED = 3
 #: Prefix of built-in workloads in the place of a file.
 _WORKLOAD = "workload:"
 
@@ -50,6 +52,10 @@ def add_parser(subparsers: Any) -> None:
         "--microbatch-cost", type=int, default=0, metavar="TOKENS", help="fixed cost of a micro-batch, in tokens"
     )
     parser.add_argument("--oversize", choices=("drop", "truncate", "error"), default="drop", help="samples longer than a pack")
+    parser.add_argument(
+        "--max-dropped", type=float, metavar="SHARE",
+        help="exit with code 3 where more than this share of the samples is longer than a pack, for example 0.01",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, help=f"simulated steps (default: {FEWEST_STEPS} to {MOST_STEPS}, by their size)")
     parser.add_argument("--seed", type=int, default=0, help="order in which samples come (default: 0)")
     parser.add_argument("--no-advice", action="store_true", help="do not try other settings")
@@ -83,6 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
         write_page(arguments.html, as_page(answer))
         print(f"evenpack plan: page written to {arguments.html}", file=sys.stderr)
     print(json.dumps(as_dict(answer), indent=1) if arguments.json else as_text(answer))
+    share = fitted.num_dropped / (fitted.num_dropped + len(fitted.pool))
+    if arguments.max_dropped is not None and share > arguments.max_dropped:
+        print(
+            f"evenpack plan: {share:.1%} of the samples are dropped, --max-dropped is {arguments.max_dropped:g}",
+            file=sys.stderr,
+        )
+        return TOO_MANY_DROPPED
     return 0
 
 
@@ -92,12 +105,14 @@ def check(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: the first of them, with its limit.
     """
-    from ..scheduler.plan.settings import check_int
+    from ..scheduler.plan.settings import check_int, check_real
 
     for name in ("ranks", "max_tokens", "samples_per_step", "steps", "cp", "align"):
         if getattr(arguments, name) is not None:
             check_int(f"--{name.replace('_', '-')}", getattr(arguments, name), 1)
     check_int("--seed", arguments.seed, 0)
+    if arguments.max_dropped is not None:
+        check_real("--max-dropped", arguments.max_dropped, 0.0, 1.0)
     check_int("--microbatch-cost", arguments.microbatch_cost, 0)
     if arguments.ranks > MOST_RANKS:
         raise ValueError(f"--ranks must be at most {MOST_RANKS:,}, got {arguments.ranks:,}")

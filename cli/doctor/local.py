@@ -87,10 +87,8 @@ def check_cache(folder: Path | None) -> Finding:
     """See that the compiled planner can be kept, and load or compile it."""
     fix = "set NUMBA_CACHE_DIR to a folder on a local disk that every rank of the machine can write to"
     if folder is None or not _can_write(folder):
-        where = "no folder" if folder is None else f"{folder}, which"
-        text = f"the compiled planner is kept in {where} can be written: every start compiles it again, some 15 seconds"
-        if folder is None:
-            text = "no folder for the compiled planner can be written: every start compiles it again, some 15 seconds"
+        where = "no folder for the compiled planner can" if folder is None else f"{folder}, for the compiled planner, cannot"
+        text = f"{where} be written: every start compiles it again, some 15 seconds"
         return Finding(name="numba cache", level="wrong", text=text, fix=fix)
     from ...scheduler.plan import warm_up
 

@@ -134,23 +134,32 @@ def facts(answer: Answer) -> list[str]:
     if max_tokens != answer.asked_tokens:
         shared += f" ({answer.asked_tokens:,} rounded down: segments are padded to multiples of {config.align or 1})"
     means = f"means over {setting.steps} steps" if setting.steps > 1 else "figures of one step"
-    lines = [
+    lines = _left_out(answer)
+    lines += [
         f"{len(pool):,} samples of {pool.samples.source}: median {median:,} tokens, 90% {most:,}, 99% {nearly:,}, "
         f"longest {longest:,}",
         f"{setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples a step, max_tokens "
         f"{max_tokens:,}{shared}, sync {config.sync!r}, cost of {pool.cost_of.name}; {means}, seed {setting.seed}",
     ]
-    if answer.fitted.num_dropped:
-        lines.append(
-            f"{answer.fitted.num_dropped:,} samples are longer than a pack and left out (oversize 'drop'); "
-            "the scheduler's own default, 'error', stops at the first"
-        )
     if answer.fitted.num_truncated:
         lines.append(
             f"{answer.fitted.num_truncated:,} samples are longer than a pack and cut to it (oversize 'truncate'); "
             "the scheduler's own default, 'error', stops at the first"
         )
     return lines + list(pool.samples.notes)
+
+
+def _left_out(answer: Answer) -> list[str]:
+    """Return what was left out, which decides what all other figures are about."""
+    dropped, left = answer.fitted.num_dropped, len(answer.fitted.pool)
+    if not dropped:
+        return []
+    most = "MOST SAMPLES ARE LEFT OUT: " if dropped > left else ""
+    return [
+        f"{most}{dropped:,} of {dropped + left:,} samples ({dropped / (dropped + left):.1%}) are longer than a pack of "
+        f"--max-tokens {answer.asked_tokens:,} and left out (oversize 'drop'): all figures are those of the rest. The "
+        "scheduler's own default, 'error', stops at the first"
+    ]
 
 
 def _footnotes(answer: Answer) -> list[str]:

@@ -114,6 +114,9 @@ def test_index_build_and_show(dataset, processor_folder, tmp_path, capsys):
         run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--samples-per-step", "3", "--max-tokens", "512"]) == 0
     )
     assert "plan      steps 2, packs " in capsys.readouterr().out
+    assert run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--samples-per-step", "5", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["plan"]
+    assert planned["steps"] == 2 and planned["last step"]["samples"] == 2 and planned["imbalance"] >= 1
     assert run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--max-tokens", "20"]) == 1
     assert "12 of 12 samples are longer than a pack's 20 tokens (the shortest: " in capsys.readouterr().err
     assert run(["index", "show", str(tmp_path / "index"), "--max-tokens", "0"]) == 1
@@ -145,6 +148,6 @@ def test_an_index_of_other_settings_is_refused(dataset, processor_folder, tmp_pa
     arguments = index_arguments(dataset, processor_folder, tmp_path)
     arguments[arguments.index("50000")] = "60000"
     assert run(arguments) == 1
-    assert "max_pixels was 50000, is 60000" in capsys.readouterr().err
+    assert "--max-pixels was 50000, is 60000" in capsys.readouterr().err
     assert run(["index", "show", str(tmp_path / "none")]) == 1
     assert "no offline index" in capsys.readouterr().err

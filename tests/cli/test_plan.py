@@ -111,7 +111,8 @@ def test_samples_above_the_capacity_are_counted(oversize, lengths_file, capsys):
     arguments = ["plan", str(lengths_file), "--ranks", "2", "--max-tokens", str(limit), "--oversize", oversize, "--no-advice"]
     assert run([*arguments]) == 0
     out = capsys.readouterr().out
-    assert f"{above} samples are longer than a pack and {'left out' if oversize == 'drop' else 'cut to it'}" in out
+    wanted = f"{above} samples are longer than a pack and cut to it"
+    assert out.startswith(f"{above} of ") and "left out" in out if oversize == "drop" else wanted in out, out
     shown = plan_json(capsys, *arguments[1:])
     counted = {"drop": (150 - above, above, 0), "truncate": (150, 0, above)}[oversize]
     assert tuple(shown["samples"][name] for name in ("count", "dropped", "truncated")) == counted
@@ -282,7 +283,7 @@ WRONG = [
     (["FILE", "--max-tokens", "1000", "--ranks", "4097"], "--ranks must be at most 4,096, got 4,097"),
     (["FILE", "--max-tokens", "1000", "--ranks", "4096", "--samples-per-step", "257"], "at most 1,048,576 samples, got 4,096"),
     (["FILE", "--max-tokens", "1000", "--ranks", "10"], "150 samples, and one step of 10 ranks x 16 samples takes 160"),
-    (["FILE", "--max-tokens", "1000", "--tolerance", "2"], "tolerance must be a number from 0.0 to 1.0, got 2.0"),
+    (["FILE", "--max-tokens", "1000", "--tolerance", "2"], "--tolerance must be a number from 0.0 to 1.0, got 2.0"),
     (["FILE", "--max-tokens", "1000", "--column", "x"], "has no column 'x'; it has num_tokens"),
     (["FILE", "--max-tokens", "1000", "--model", "nothing"], "--model nothing: no such file"),
     (["FILE", "--max-tokens", "10"], "150 of 150 samples are longer than a pack's 10 tokens (the longest: 878)"),
@@ -318,3 +319,45 @@ def test_usage(capsys):
             run(arguments)
         assert ended.value.code == code
     assert "evenpack plan lengths.jsonl --ranks 64 --max-tokens 8192" in capsys.readouterr().out
+
+
+def test_most_samples_left_out_are_said_first_and_by_the_exit_code(lengths_file, capsys):
+    limit = int(np.sort(LENGTHS)[60])
+    above = int((limit < LENGTHS).sum())
+    arguments = [
+        "plan",
+        str(lengths_file),
+        "--ranks",
+        "2",
+        "--samples-per-step",
+        "4",
+        "--max-tokens",
+        str(limit),
+        "--no-advice",
+    ]
+    assert run(arguments) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(
+        f"MOST SAMPLES ARE LEFT OUT: {above} of 150 samples ({above / 150:.1%}) are longer than a pack of --max-tokens"
+    )
+    assert run([*arguments, "--max-dropped", "0.01"]) == 3
+    assert f"{above / 150:.1%} of the samples are dropped, --max-dropped is 0.01" in capsys.readouterr().err
+    assert run([*arguments, "--max-dropped", "0.9"]) == 0
+    assert run([*arguments, "--max-dropped", "2"]) == 1
+    assert "--max-dropped must be a number from 0.0 to 1.0, got 2.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("max_tokens=8 is below align=16: no", "--max-tokens 8 is below --align 16: no"),
+        ("give min_pixels and max_pixels: images", "give --min-pixels and --max-pixels: images"),
+        ("tolerance must be a number", "--tolerance must be a number"),
+        ("align it: the ranks align by max_tokens", "align it: the ranks align by --max-tokens"),
+        ("no file a/max_tokens.jsonl, column 'max_tokens'", "no file a/max_tokens.jsonl, column 'max_tokens'"),
+    ],
+)
+def test_errors_name_flags(text, shown):
+    from evenpack.cli.main import with_flags
+
+    assert with_flags(text, ["max_tokens", "align", "min_pixels", "max_pixels", "tolerance", "ranks"]) == shown
