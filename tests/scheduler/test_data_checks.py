@@ -1,5 +1,8 @@
 """What looks wrong in the data is said once, on the rank that writes logs; nothing is said where nothing is known."""
 
+import os
+import signal
+import time
 import warnings
 
 import pytest
@@ -116,14 +119,11 @@ def test_ddp_without_sync_on_last_is_told_of_it():
 
 
 def silence(rank, num_ranks):
-    """Stop rank 1's process for a while, during which the others' training waits; return the warnings and the figures."""
-    import os
-    import signal
-    import subprocess
-    import sys
-    import time
-
-    config = SchedulerConfig(max_tokens=64, samples_per_step=1, timeout=6.0, prefetch=2)
+    """Stop rank 1's process while the others' training waits; return what they are warned of, and the figures."""
+    pids: list[int] = [0] * num_ranks
+    torch.distributed.all_gather_object(pids, os.getpid())
+    others = torch.distributed.new_group([0, 2])
+    config = SchedulerConfig(max_tokens=64, samples_per_step=1, timeout=12.0, prefetch=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with PackingScheduler(named(rank, 3), config=config, adapter=TEXT, groups=ProcessGroups.from_world()) as scheduler:
@@ -131,18 +131,20 @@ def silence(rank, num_ranks):
             next(scheduler)  # behind it, the last step is prepared, so that this one's hand-out waits for no other rank
             torch.distributed.barrier()
             if rank == 1:
-                wake = f"import os, signal, time; time.sleep(8); os.kill({os.getpid()}, signal.SIGCONT)"
-                subprocess.Popen([sys.executable, "-c", wake])
                 os.kill(os.getpid(), signal.SIGSTOP)
                 return [], ()
             deadline = time.monotonic() + 60
             while not caught and time.monotonic() < deadline:
                 time.sleep(0.05)
-            return [str(one.message) for one in caught], next(scheduler).stats.silent_ranks
+            found = [str(one.message) for one in caught], next(scheduler).stats.silent_ranks
+            torch.distributed.barrier(group=others)
+            if rank == 0:
+                os.kill(pids[1], signal.SIGCONT)
+            return found
 
 
 def test_a_silent_rank_is_named_while_training_waits():
     first, _, third = run_ranks(silence, 3, backend="gloo")
     for texts, silent in (first, third):
         assert silent == (1,) and len(texts) == 1
-        assert texts[0].startswith("rank 1 (last: ") and "showed no sign of life for 3 s" in texts[0]
+        assert texts[0].startswith("rank 1 (last: ") and "showed no sign of life for 6 s" in texts[0]

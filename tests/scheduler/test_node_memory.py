@@ -4,7 +4,6 @@ import gc
 import os
 import resource
 import threading
-import time
 import weakref
 from pathlib import Path
 
@@ -340,13 +339,11 @@ def test_a_sender_that_waits_for_room_can_be_aborted():
         if rank == 0:
             transport._node.has_room = lambda: False
             transport.abort()
-            started = time.monotonic()
             with pytest.raises(Aborted):
                 transport.alloc_send_buffers([64, 64])
-            return time.monotonic() - started < 5, len(kept)
-        return True, len(kept)
+        return len(kept)
 
-    assert run_ranks(fn, 2, backend="gloo") == [(True, 2)] * 2
+    assert run_ranks(fn, 2, backend="gloo") == [2, 2]
 
 
 def next_descriptor():

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -100,13 +99,11 @@ def test_partners_stay_few_over_a_thousand_steps():
 
 
 def test_what_waits_in_a_hub_can_be_aborted():
-    hub = MemoryHub(2, timeout=30.0)
+    hub = MemoryHub(2, timeout=3600.0)  # a test that waits for it fails by its own limit
     transport = hub.transport(0)
     threading.Timer(0.1, transport.abort).start()
-    started = time.monotonic()
     with pytest.raises(Aborted):
         transport.gather(np.zeros(1, np.uint8))
-    assert time.monotonic() - started < 5
     with pytest.raises(Aborted):
         transport.gather(np.zeros(1, np.uint8))
 
