@@ -72,6 +72,8 @@ def _run_show(arguments: argparse.Namespace) -> int:
     index = OfflineIndex(arguments.index)
     check_int("--max-tokens", arguments.max_tokens, 1)
     check_int("--samples-per-step", arguments.samples_per_step, 1)
+    if arguments.ranks is not None:
+        check_int("--ranks", arguments.ranks, 1)
     shown = summary(index)
     if arguments.ranks is not None:
         shown |= _plan_summary(index, arguments)
@@ -115,10 +117,11 @@ def _plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         max_tokens=arguments.max_tokens, samples_per_step=arguments.samples_per_step, sync=arguments.sync, oversize="drop"
     )
     planner = index.planner(config, adapter_for(index.settings["adapter"]), num_ranks=arguments.ranks)
-    plans = [step.plan for step in planner.steps(epoch=0)]
-    batch = arguments.ranks * arguments.samples_per_step
-    # A last step that holds less than a step's samples says nothing about the others, and is apart.
-    full = [plan for plan in plans if len(plan.rank) == batch] or plans
+    steps = list(planner.steps(epoch=0))
+    # A last step that takes fewer places of the epoch's order than the others says nothing about them, and is apart.
+    full = [step.plan for step in steps if step.stop - step.start == arguments.ranks * arguments.samples_per_step]
+    plans = [step.plan for step in steps]
+    full = full or plans
     packs = sum(plan.tokens.size for plan in plans)
     filled = sum(int(plan.tokens.sum()) for plan in plans)
     return {

@@ -68,9 +68,20 @@ def _run(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
             raise  # a command that lost another pipe says so
-        print(f"evenpack {parsed.command}: {with_flags(str(error), vars(parsed))}", file=sys.stderr)
+        print(f"evenpack {parsed.command}: {with_flags(str(error), _options(parser))}", file=sys.stderr)
         return 1
     return code
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the names of all options of a parser and its subcommands; positional arguments have no flag."""
+    found: set[str] = set()
+    for action in parser._actions:  # argparse has no public list of them
+        if isinstance(action, argparse._SubParsersAction):
+            found |= set().union(*map(_options, action.choices.values()))
+        elif action.option_strings:
+            found.add(action.dest)
+    return found
 
 
 def with_flags(text: str, names: Iterable[str]) -> str:
@@ -78,7 +89,7 @@ def with_flags(text: str, names: Iterable[str]) -> str:
 
     Args:
         text: of an error, which may name settings as arguments of a function.
-        names: of the command's arguments. A name of one word is a setting where `=` or "must" follows it.
+        names: of the command's options. A name of one word is a setting where `=` or "must" follows it.
 
     Example:
         >>> with_flags("max_tokens=8 is below align=16", ["max_tokens", "align"])

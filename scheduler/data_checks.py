@@ -24,10 +24,13 @@ class DataChecks:
 
     Args:
         num_ranks: R.
+        defers: whether samples may wait for a later step, so that what a `DistributedSampler` repeats may meet its other half
+            before the last one: then only more repeats than it makes are told.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, *, defers: bool) -> None:
         self._num_ranks = num_ranks
+        self._defers = defers
         self._steps_left: int | None = NUM_STEPS
         self._shifted_left: int | None = NUM_SAMPLES
         self._looks_for_repeats = True
@@ -48,7 +51,7 @@ class DataChecks:
         """Return what to warn of at the end of an epoch."""
         found = None
         if self._steps_left is not None and self._steps_left < NUM_STEPS:
-            found = _no_target(f"{NUM_STEPS - self._steps_left} steps of the epoch")
+            found = _no_target(f"whole epoch ({NUM_STEPS - self._steps_left} steps)")
             self._steps_left = None
         self._suspicion = None  # no more than an even number of samples per rank asks for
         return [] if found is None else [found]
@@ -90,9 +93,6 @@ class DataChecks:
             return [self._suspicion]
         hashes = gathered.records["id_hash"]
         known = np.flatnonzero(hashes)
-        if not len(known):
-            self._looks_for_repeats = not len(hashes)  # sources name all samples, or none
-            return []
         order = known[np.argsort(hashes[known], kind="stable")]
         again = hashes[order[1:]] == hashes[order[:-1]]
         num_repeats = int(again.sum())
@@ -101,7 +101,7 @@ class DataChecks:
         at = int(np.argmax(again))
         text = _repeated(number, num_repeats, gathered, mine, order[at : at + 2])
         if num_repeats < self._num_ranks:
-            self._suspicion = text
+            self._suspicion = None if self._defers else text
             return []
         self._looks_for_repeats = False
         return [text]
@@ -122,7 +122,7 @@ def labels_are_shifted(sample: Sample) -> bool | None:
 
 
 def _no_target(where: str) -> str:
-    return f"no label of the {where} trains: every one is -100. Look at the labels, or at the mask that made them"
+    return f"no label of the {where} trains: all are -100 or weigh 0. Look at the labels, or at the mask that made them"
 
 
 def _repeated(number: int, num_repeats: int, gathered: Gathered, mine: Sequence[Described], pair: np.ndarray) -> str:

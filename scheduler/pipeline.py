@@ -84,7 +84,8 @@ class Pipeline:
         self._executor = executor
         self._exchanger = Exchanger(channel.steps)
         self._changes: deque[CostChange] = deque()
-        self._checks = DataChecks(channel.steps.num_ranks) if context.is_writer else None
+        defers = context.config.defer is not None
+        self._checks = DataChecks(channel.steps.num_ranks, defers=defers) if context.is_writer else None
         self._digest = 0
         self._ended = False
         self.num_dropped = 0

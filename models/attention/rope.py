@@ -54,6 +54,10 @@ def check_rope(decoder: nn.Module, name: str, advice: str) -> None:
                 f"{name} scales its rotary embedding by the longest row seen so far (rope_type 'dynamic'): results depend on "
                 "other samples. Set rope_parameters to a fixed rule ('yarn' or 'linear')"
             )
+        if "longrope" in kinds and "mrope_section" in str(getattr(getattr(module, "config", None), "rope_parameters", "")):
+            raise UnsafeModelError(
+                f"{name} combines M-RoPE with rotary factors by length (rope_type 'longrope'), which are not known per sample"
+            )
         if "longrope" in kinds and not isinstance(module, PerSegmentRope):
             raise UnsafeModelError(
                 f"{name} picks rotary factors by the longest segment of a row (rope_type 'longrope'). {advice}."

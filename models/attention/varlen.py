@@ -31,7 +31,8 @@ def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **
 
     Without this, transformers would build a [T, T] mask for every pack whose positions restart.
     """
-    if kwargs.get("use_vmap"):  # set for masks with a pattern beyond causal, such as image tokens that see each other
+    # Masks with a pattern beyond causal, such as image tokens that see each other.
+    if kwargs.get("use_vmap") or _has_pattern(kwargs.get("mask_function")):
         raise UnsafeModelError(
             f"{VARLEN_ATTENTION} is causal within a segment; this model adds a pattern of its own to its mask"
         )
@@ -41,6 +42,15 @@ def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **
 
     mask: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
     return mask
+
+
+def _has_pattern(mask_function: Any) -> bool:
+    """Whether a mask function of transformers lets tokens see more than causal order, or a window, does."""
+    if str(getattr(mask_function, "__qualname__", "")).startswith(("or_masks", "blockwise_overlay")):
+        return True
+    cells = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    inner = [one for cell in cells for one in (cell if isinstance(cell, tuple | list) else [cell])]
+    return any(_has_pattern(one) for one in inner if callable(one))
 
 
 # The number of segments and their lengths are data: a graph that held them would be compiled for every pack.
@@ -159,6 +169,9 @@ def _attend(
     written_out = softcap is not None or sinks is not None
     if mask is None and causal and (written_out or size != keys or (window is not None and window < size)):
         mask = _causal_mask(size, keys, window, query.device)
+    elif mask is None and not causal and window is not None and window < size:
+        places = torch.arange(size, device=query.device)
+        mask = (places[:, None] - places).abs() <= window
     if written_out:
         return plain_attention(query, key, value, mask, scaling, dropout, softcap, sinks)
     return F.scaled_dot_product_attention(

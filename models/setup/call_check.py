@@ -4,7 +4,6 @@ Both train wrongly without an error: samples see each other, or every target is 
 targets; the mark is an attribute of the tensor, so that nothing is read from a device, and an unpacked call is never refused.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -56,7 +55,9 @@ def _restore_positions(
     position_ids = kwargs.get("position_ids")
     if not isinstance(position_ids, torch.Tensor) or position_ids.dtype != _BITS:
         return None
-    return args, {**kwargs, "position_ids": position_ids.view(_FRACTIONS)}
+    # Bits of a fraction of a second or more are large integers; small ones are positions that were given as integers.
+    given = torch.where(position_ids < 2**23, position_ids.to(_FRACTIONS), position_ids.view(_FRACTIONS))
+    return args, {**kwargs, "position_ids": given}
 
 
 def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,8 +77,6 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     if num_segments < 2:
         return
     missing = [name for name in ("cu_seq_lens_q", "position_ids") if kwargs.get(name) is None]
-    if missing == ["position_ids"] and "position_ids" not in inspect.signature(model.forward).parameters:
-        return
     if missing:
         raise UnsafeModelError(
             f"{type(model).__name__} is called with a pack of {num_segments} segments, but without {' and '.join(missing)}: "

@@ -81,6 +81,21 @@ def _check(inner: Any, advice: str) -> None:
         raise UnsafeModelError(
             f"{name} has attention of its own, which never sees the boundaries of segments: it cannot run packs"
         )
+    leaking = leaking_layers(decoder)
+    if not leaking and "position_ids" not in inspect.signature(inner.forward).parameters:
+        raise UnsafeModelError(
+            f"{name} takes no position_ids: positions would run on through a pack instead of starting at 0 in every sample"
+        )
+    if not leaking and next(_attention_layers(decoder), None) is None:
+        raise UnsafeModelError(
+            f"{name} has no attention layer that goes through transformers' interface, and nothing else in it is known to keep "
+            "the samples of a pack apart"
+        )
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in decoder.modules()):
+        raise UnsafeModelError(f"{name} counts positions from its padding id on, and those of a pack start at 0")
+    withheld = _withholding_layers(decoder)
+    if withheld:
+        raise UnsafeModelError(f"{name} does not hand the boundaries of segments on to its attention: {withheld}")
     for implementation in sorted(_implementations(decoder)):
         if implementation not in _HONOURING and "flash" not in implementation:
             raise UnsafeModelError(
@@ -93,14 +108,8 @@ def _check(inner: Any, advice: str) -> None:
         raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
     if _drops_window(decoder):
         raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
-    leaking = leaking_layers(decoder)
     if leaking:
         raise UnsafeModelError(f"{name} has layers that carry a state from sample to sample of a pack: {leaking}. {advice}.")
-    if next(_attention_layers(decoder), None) is None:
-        raise UnsafeModelError(
-            f"{name} has no attention layer that goes through transformers' interface, and nothing else in it is known to keep "
-            "the samples of a pack apart"
-        )
     check_rope(decoder, name, advice)
 
 
@@ -163,7 +172,31 @@ def _attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 def is_causal(decoder: nn.Module) -> bool:
     """Whether no token of a decoder sees a later one: what lies behind a sample's last token then changes nothing in it."""
+    # Where the config says so, transformers hands it to every attention layer as an argument, which wins.
+    if not getattr(getattr(decoder, "config", None), "is_causal", True):
+        return False
     return all(bool(getattr(module, "is_causal", True)) for module, _ in _attention_layers(decoder))
+
+
+def _withholding_layers(decoder: nn.Module) -> list[str]:
+    """Return the class names of layers that keep further arguments, such as boundaries, from the attention inside them.
+
+    Doge's attention is among them: it builds a mask from the whole row.
+    """
+    attention = {id(module) for module, _ in _attention_layers(decoder)}
+    found = {type(module).__name__ for module, _ in _attention_layers(decoder) if hasattr(module, "prepare_dynamic_mask")}
+    lists = {id(one) for one in decoder.modules() if isinstance(one, nn.ModuleList) and attention & set(map(id, one))}
+    holders = {type(one): one for one in decoder.modules() if (attention | lists) & set(map(id, one.children()))}
+    for holder in holders.values():
+        if isinstance(holder, nn.ModuleList):
+            continue
+        forward = inspect.unwrap(holder.forward)
+        kinds = inspect.signature(forward).parameters.values()
+        name = next((one.name for one in kinds if one.kind is inspect.Parameter.VAR_KEYWORD), None)
+        # Once in the signature, and once more in the call of the attention.
+        if name is None or inspect.getsource(forward).count(f"**{name}") < 2:
+            found.add(type(holder).__name__)
+    return sorted(found)
 
 
 def _drops_window(decoder: Any) -> bool:

@@ -86,6 +86,8 @@ def _outputs(model: nn.Module, adapter: ModelAdapter, lengths: tuple[int, ...], 
         "seq_idx": segments.to(device)[None],
         "use_cache": False,
     }
+    if len(lengths) == 1 and adapter.rope == "1d":  # alone, as anyone would call the model: with its own positions
+        offered = {"input_ids": offered["input_ids"], "use_cache": False}
     names = forward_arguments(model, adapter)
     output = model(**{name: value for name, value in offered.items() if name in names})
     logits: torch.Tensor | None = getattr(output, "logits", None)

@@ -99,7 +99,10 @@ class Heartbeat:
 
     def _read(self, store: Any) -> list[str]:
         keys = [self._key(rank) for rank in range(self._num_ranks)]
-        # `get` waits for a key that is not there; `check` does not.
+        # One request for all, where the store can: every rank of a large job asks. `get` waits for a key that is not there;
+        # `check` does not.
+        if store.has_extended_api() and store.check(keys):
+            return [sign.decode() for sign in store.multi_get(keys)]
         return [store.get(key).decode() if store.check([key]) else "" for key in keys]
 
     def _run(self) -> None:
@@ -117,17 +120,19 @@ class Heartbeat:
     def _watch(self) -> None:
         """Warn of ranks that fall silent, whatever this rank is doing."""
         seen: dict[int, tuple[str, float]] = {}
-        store = None
+        store, num_failures = None, 0
         while not self._stop.wait(max(self._interval, self._patience / 4)):
             now = time.monotonic()
             try:
                 # The clone waits for the store as long as a rank may be silent, and no longer.
                 store = store or _clone(self._store, patience=max(1.0, self._patience / 2))
-                signs = self._read(store)
+                signs, num_failures = self._read(store), 0
             except (RuntimeError, dist.DistError):
-                if not seen.get(0, ("", 0.0))[0].endswith(f" {_CLOSED}"):
+                store, num_failures = None, num_failures + 1
+                # Once is no sign of trouble: a job that ends takes its store along.
+                if num_failures > 1 and self._rank and not seen.get(0, ("", 0.0))[0].endswith(f" {_CLOSED}"):
                     self._report([(0, "the store that it holds cannot be reached")])
-                return  # a connection that failed once stays closed
+                continue
             for rank, sign in enumerate(signs):
                 if rank not in seen or seen[rank][0] != sign or sign.endswith(f" {_CLOSED}"):
                     seen[rank] = (sign, now)
@@ -138,12 +143,13 @@ class Heartbeat:
         known, self.silent = self.silent, tuple(rank for rank, _ in late)
         fresh = [f"rank {rank} (last: {stage})" for rank, stage in late if rank not in known]
         if fresh and not self._stop.is_set():
-            warnings.warn(
-                f"{', '.join(fresh)} showed no sign of life for {self._patience:g} s, seen from rank {self._rank}: what waits "
-                "for it, the training's own collectives too, may wait until their time-out",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, this thread goes on all the same
+                warnings.warn(
+                    f"{', '.join(fresh)} showed no sign of life for {self._patience:g} s, seen from rank {self._rank}: what "
+                    "waits for it, the training's own collectives too, may wait until their time-out",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
 
 def _clone(store: Any, patience: float | None = None) -> Any:

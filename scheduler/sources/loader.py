@@ -68,7 +68,7 @@ class LoaderSource:
             "start": self._start or self._record(),
             "order": self._order,
             "share": self._share,
-            "num_examples": None if isinstance(self._loader.dataset, IterableDataset) else len(self._loader.dataset),  # type: ignore[arg-type]
+            "num_examples": _num_examples(self._loader.dataset),
             "batch_size": self._loader.batch_size,
         }
 
@@ -76,7 +76,7 @@ class LoaderSource:
         """Begin that epoch again when next read, or, between epochs, restore the generators."""
         self._count, self._resume = state["count"], state["in_epoch"]
         self._start = state["start"] if self._resume else {}
-        self._share = state["share"]
+        self._share = state.get("share")
         if not self._resume:
             self._restore({key: value for key, value in state["start"].items() if key != "global"})
 
@@ -161,6 +161,11 @@ class LoaderSource:
         for name, owner in self._owners().items():
             if name in states["epochs"]:
                 owner.epoch = states["epochs"][name]
+
+
+def _num_examples(dataset: Any) -> int | None:
+    """Return the length of a map-style dataset, None where it has none."""
+    return None if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
 
 
 def order_of(loader: DataLoader[Any]) -> dict[str, Any] | None:

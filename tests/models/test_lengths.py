@@ -80,16 +80,19 @@ def bert():
 
 
 def bidirectional_llama():
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, is_causal=False)).double().eval()
-    for layer in model.model.layers:
-        layer.self_attn.is_causal = False
-    return model
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, is_causal=False)).double().eval()
 
 
-@pytest.mark.parametrize("build", [bert, bidirectional_llama])
-def test_padding_is_not_seen_by_attention_that_looks_both_ways(build):
+def windowed_mistral():
+    config = transformers.MistralConfig(**SHAPE, head_dim=8, sliding_window=3, is_causal=False)
+    return transformers.MistralForCausalLM(config).double().eval()
+
+
+@pytest.mark.parametrize("align", [1, 4])
+@pytest.mark.parametrize("build", [bert, bidirectional_llama, windowed_mistral])
+def test_padding_is_not_seen_by_attention_that_looks_both_ways(build, align):
     stock = build()
-    assert max(differences(stock, (11, 6, 3), align=4)) < 1e-12
+    assert max(differences(stock, (11, 6, 3), align=align)) < 1e-12
     assert verify_isolation(prepare_model(copy.deepcopy(stock)), adapter_for("text")) < 1e-12
 
 
@@ -109,6 +112,13 @@ XLSTM = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_heads
             **{**SHAPE, "num_hidden_layers": 3}, lru_width=32, attention_window_size=8)), "carry a state.*Rglru"),
         (lambda: transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)),
          "attention of its own.*it cannot run packs"),
+        (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SHAPE)), "counts positions from its padding"),
+        (lambda: transformers.BartForCausalLM(transformers.BartConfig(vocab_size=64, d_model=32, decoder_layers=1)),
+         "takes no position_ids"),
+        (lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(**SHAPE)), "does not hand.*StableLmDecoderLayer"),
+        (lambda: transformers.NemotronForCausalLM(transformers.NemotronConfig(**SHAPE)), "does not hand.*NemotronDecoderLayer"),
+        (lambda: transformers.DogeForCausalLM(transformers.DogeConfig(**SHAPE)), "does not hand.*DogeAttention"),
+        (lambda: transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**SHAPE)), "no attention layer"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_to_be_isolated_is_refused(model, message):
@@ -123,6 +133,36 @@ def test_a_decoder_in_which_no_attention_is_found_is_refused():
         layer.self_attn = torch.nn.Identity()
     with pytest.raises(UnsafeModelError, match="no attention layer that goes through transformers' interface"):
         prepare_model(model)
+
+
+def test_longrope_with_media_positions_is_refused():
+    model = tiny.tiny_model("qwen3_vl")
+    rotary = model.model.language_model.rotary_emb
+    rotary.rope_type = "longrope"
+    assert "mrope_section" in str(rotary.config.rope_parameters)
+    with pytest.raises(UnsafeModelError, match="combines M-RoPE with rotary factors by length"):
+        prepare_model(model)
+
+
+def test_blocks_of_tokens_that_see_each_other_are_refused():
+    from transformers.masking_utils import create_causal_mask
+
+    model = prepare_model(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)))
+    blocks, positions = torch.tensor([[0, 0, -1, -1]]), torch.tensor([[0, 1, 0, 1]])
+    for position_ids in (None, positions):
+        with pytest.raises(UnsafeModelError, match="pattern of its own"):
+            create_causal_mask(
+                model.config, torch.zeros(1, 4, 32), None, None, position_ids=position_ids, block_sequence_ids=blocks
+            )
+
+
+def test_integer_positions_of_a_family_with_fractions_are_positions():
+    model = prepare_model(tiny.tiny_model("qwen3_omni_moe")).eval()
+    ids = torch.randint(3, 60, (1, 40))
+    places = torch.arange(40).expand(3, 1, 40)
+    given = [model(ids, position_ids=places.to(kind)).logits for kind in (torch.float32, torch.int64, torch.int32)]
+    for other in given[1:]:
+        torch.testing.assert_close(other, given[0])
 
 
 def fsdp_positions(wrap_decoder):

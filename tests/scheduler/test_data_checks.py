@@ -65,7 +65,7 @@ CONSTANT = [{"input_ids": torch.full((9,), 3), "labels": torch.full((9,), 3)} fo
             "step 0 holds a sample_id twice (1 of 4 samples are repeated): rank 1",
         ),
         (lambda rank: masked(rank, 8), "no label of the first 3 steps trains"),
-        (lambda rank: masked(rank, 4), "no label of the 2 steps of the epoch trains"),
+        (lambda rank: masked(rank, 4), "no label of the whole epoch (2 steps) trains"),
         (lambda rank: [shifted(sample) for sample in named(rank, 8)], "labels look shifted already"),
         (lambda rank: named(rank, 8), None),
         (lambda rank: nameless(rank, 8), None),
@@ -88,6 +88,7 @@ def test_samples_that_make_ranks_even_are_no_suspicion():
 
     assert warned(loader, num_ranks=4, samples_per_step=3) == [[]] * 4
     assert warned(loader, num_ranks=4, samples_per_step=1) == [[]] * 4
+    assert warned(loader, num_ranks=4, samples_per_step=1, defer=3) == [[]] * 4
 
 
 def test_ddp_without_sync_on_last_is_told_of_it():
@@ -126,9 +127,11 @@ def silence(rank, num_ranks):
     config = SchedulerConfig(max_tokens=64, samples_per_step=1, timeout=12.0, prefetch=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with PackingScheduler(named(rank, 3), config=config, adapter=TEXT, groups=ProcessGroups.from_world()) as scheduler:
+        source = iter(named(rank, 3))
+        with PackingScheduler(source, config=config, adapter=TEXT, groups=ProcessGroups.from_world()) as scheduler:
             next(scheduler)
-            next(scheduler)  # behind it, the last step is prepared, so that this one's hand-out waits for no other rank
+            next(scheduler)
+            scheduler.state_dict()  # of an iterator: waits for what is prepared, so that the last step needs no other rank
             torch.distributed.barrier()
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
