@@ -13,9 +13,6 @@ from evenpack.scheduler.testing import RankError, run_ranks
 
 from .helpers import drain, flat, open_scheduler, random_source, text_sample
 
-#: Seconds after which a rank counts as hung, whatever else the machine does; the backend's own limit is half an hour.
-HANGS = 60.0
-
 
 def failing_source(after: int):
     """Yield samples, then raise."""
@@ -105,8 +102,8 @@ def test_a_bad_sample_is_one_error_on_every_rank(bad, name, text):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_killed_rank_is_named_within_the_timeout(num_ranks):
-    timeout = 5.0
+def test_killed_rank_is_named_at_once(num_ranks):
+    """Its connections close; a time-out that would end the wait is far beyond the test's own limit."""
 
     def fn(rank, num_ranks):
         def source():
@@ -115,22 +112,19 @@ def test_killed_rank_is_named_within_the_timeout(num_ranks):
                 os.kill(os.getpid(), signal.SIGKILL)
             yield from random_source(rank, 40)
 
-        started = time.monotonic()
-        with open_scheduler(source(), timeout=timeout, prefetch=0) as scheduler:
+        with open_scheduler(source(), timeout=3600.0, prefetch=0) as scheduler:
             try:
                 for _ in scheduler:
-                    started = time.monotonic()
+                    pass
             except PeerLostError as error:
-                return str(error), time.monotonic() - started
+                return str(error)
         return None
 
     outcomes = run_ranks(fn, num_ranks, backend="gloo", return_exceptions=True)
     assert isinstance(outcomes[1], RankError)
     for rank, outcome in enumerate(outcomes):
         if rank != 1:
-            message, seconds = outcome
-            assert "rank 1" in message and "stopped answering at step 2" in message
-            assert seconds < HANGS
+            assert "rank 1" in outcome and "stopped answering at step 2" in outcome
 
 
 def test_a_rank_that_leaves_is_named_as_closed():
@@ -161,7 +155,7 @@ def test_ranks_that_open_no_scheduler_are_named(absent, names):
 
 def test_a_rank_that_opens_its_scheduler_too_late_learns_who_gave_up():
     def fn(rank, num_ranks):
-        time.sleep(2.5 * rank)
+        time.sleep(2.9 * rank)
         text = "rank 1 did not open a scheduler" if rank == 0 else "rank 0 gave up before rank 1 opened its scheduler"
         with pytest.raises(PeerLostError, match=text):
             open_scheduler([], timeout=3.0)
@@ -232,7 +226,7 @@ def test_close_returns_while_the_worker_waits_for_a_peer():
     def fn(rank, num_ranks):
         if rank == 1:
             scheduler = open_scheduler(random_source(rank, 8), timeout=3600.0, prefetch=0)
-            closed.wait(60)
+            assert closed.wait(30), "the other rank's close waits for this rank"
             scheduler.close()
             return
         scheduler = open_scheduler(random_source(rank, 8), timeout=3600.0, prefetch=1)
@@ -249,7 +243,6 @@ def test_close_returns_while_the_worker_waits_for_a_peer():
 
 
 def test_threads_end_with_the_scheduler():
-
     before = set(threading.enumerate())
     scheduler = open_scheduler(random_source(0, 40), prefetch=2)
     next(scheduler)
