@@ -82,7 +82,7 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
     check_finite(values, where)
     if "loss_weights" in values:
         check_weights(values["loss_weights"], where)
-    seconds = media_seconds(values, adapter)
+    seconds = values.get(adapter.seconds_field) if adapter.has_seconds else None
     if seconds is not None:
         check_seconds(seconds, adapter.seconds_field, where)
     grids = item_grids(values, adapter)

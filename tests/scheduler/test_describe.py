@@ -45,6 +45,7 @@ def test_every_field_of_a_row(family, raw, media):
         "list_index": 0,
         "weight": weight,
         "nbytes": found.block.nbytes,
+        "id_hash": 0,
         "cost": list(cost.sample_cost(sample.num_tokens, sample.grids("image"))),
     }
 
