@@ -120,7 +120,9 @@ def _reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
     """Return the longest padded segment, or the constant to report in its place."""
     longest = int(bounds.padded.max())
     if max_seqlen is not None and max_seqlen < longest:
-        raise ValueError(f"max_seqlen={max_seqlen} is less than the longest segment, {longest}")
+        at = int(bounds.padded.argmax())
+        what = "the tail of the row" if not bounds.lengths[at] else f"segment {at}"
+        raise ValueError(f"max_seqlen={max_seqlen} is less than the longest segment, {longest} slots ({what})")
     return longest if max_seqlen is None else max_seqlen
 
 
