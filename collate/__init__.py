@@ -12,7 +12,6 @@ from .packs.pack import pack_samples
 from .packs.row import Boundaries
 from .packs.shard import cp_slots
 from .samples.prepare import prepare_sample
-from .samples.targets import shift_targets, target_stats
 from .samples.truncate import truncate_sample
 
 __all__ = [
@@ -25,7 +24,5 @@ __all__ = [
     "pack_alignment",
     "pack_samples",
     "prepare_sample",
-    "shift_targets",
-    "target_stats",
     "truncate_sample",
 ]

@@ -25,9 +25,10 @@ from .errors import (
 from .fields import Field, FieldSet
 from .records import differences, plain
 from .rounding import round_up
-from .sample import TYPE_CODES, Sample, SampleLayout
+from .sample import IGNORED, TYPE_CODES, Sample, SampleLayout
 
 __all__ = [
+    "IGNORED",
     "TYPE_CODES",
     "AmbiguousMediaError",
     "CorruptBlockError",

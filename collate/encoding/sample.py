@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core import IGNORED
 from ...models.adapter import ModelAdapter
-from ..samples.targets import IGNORED
 from .process import Processed
 from .rendered import Written
 

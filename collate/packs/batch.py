@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import torch
 
+from ...core import IGNORED
 from ...models.adapter import CpSlicing
-from ..samples.targets import IGNORED
 from .forward import Stage, forward_kwargs
 from .megatron import Valid, packed_seq_params
 from .row import Row, ahead

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...core import Field, FieldShapeError, Sample
+from ...core import IGNORED, Field, FieldShapeError, Sample
 from ...core.fields import dtype_name
 from ...core.sample import Value
-from ..samples.targets import IGNORED, target_views
 from .row import Boundaries
 
 
@@ -52,7 +51,10 @@ def lay_out(pieces: Sequence[torch.Tensor], axis: int, pad: float, bounds: Bound
 def pack_targets(
     samples: Sequence[Sample], scales: Sequence[float] | None, bounds: Boundaries, pin: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the targets int64 [T] and their weights float32 [T] of a pack: `shift_targets` of each sample, laid out.
+    """Return the targets int64 [T] and their weights float32 [T] of a pack: next-token targets of each sample, laid out.
+
+    Position i learns token i + 1, with the weight of that token, and the last position of a sample learns nothing: a target
+    never crosses into the next segment. A sample that came shifted passes unchanged, its last target kept.
 
     Args:
         samples: the samples, in order.
@@ -60,7 +62,7 @@ def pack_targets(
         bounds: the pack's boundaries.
         pin: whether to use pinned host memory.
     """
-    views = [target_views(sample) for sample in samples]
+    views = [sample.targets for sample in samples]
     labels = lay_out([targets for targets, _ in views], 0, IGNORED, bounds, pin)
     weights = lay_out([weight for _, weight in views], 0, 0.0, bounds, pin)
     if scales is not None:

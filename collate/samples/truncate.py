@@ -7,7 +7,7 @@ import numpy as np
 
 from ...core import TYPE_CODES, Field, OversizeSampleError, Sample, SampleLayout
 from ...models.adapter import ModelAdapter
-from .check import item_grids
+from .prepare import item_grids
 
 
 def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> Sample:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...collate import PackedBatch
-from ...collate.samples.targets import IGNORED
+from ...core import IGNORED
 from ...scheduler import PackedStep
 
 #: From logits `[1, L, V]` and labels `[1, L]` (not shifted) of one sample to what a metric needs: a tensor `[1, ...]`.

@@ -9,7 +9,6 @@ import torch
 import xxhash
 
 from ...collate.samples.prepare import prepare_sample
-from ...collate.samples.targets import target_stats
 from ...collate.samples.truncate import truncate_sample
 from ...core import FieldShapeError, OversizeSampleError, Sample, round_up
 from ...core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
@@ -190,7 +189,7 @@ class Describer:
 
     def _record(self, block: Block, where: str) -> np.ndarray:
         sample = block.sample
-        loss_tokens, weight = target_stats(sample)
+        loss_tokens, weight = sample.target_stats()
         if self._by_sample and loss_tokens and weight <= 0:
             raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {weight}")
         grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)] if len(sample.layout.runs) else []

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evenpack.collate import pack_samples, prepare_sample, target_stats, truncate_sample
+from evenpack.collate import pack_samples, prepare_sample, truncate_sample
 from evenpack.models import adapter_for
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -82,8 +82,8 @@ def test_the_loss_knows_no_packing(make, data, batch, align):
         for group in sorted(set(groups))
     ]
     torch.testing.assert_close(sum(summed_loss(pack, table) for pack in packs), sum(alone), rtol=1e-12, atol=1e-12)
-    assert sum(pack.loss_tokens for pack in packs) == sum(target_stats(sample)[0] for sample in samples)
-    assert sum(float(pack.loss_mask.double().sum()) for pack in packs) == sum(target_stats(sample)[1] for sample in samples)
+    assert sum(pack.loss_tokens for pack in packs) == sum(sample.target_stats()[0] for sample in samples)
+    assert sum(float(pack.loss_mask.double().sum()) for pack in packs) == sum(sample.target_stats()[1] for sample in samples)
 
 
 @QUICK

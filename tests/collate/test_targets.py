@@ -5,10 +5,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evenpack.collate import pack_samples, prepare_sample, shift_targets, target_stats, truncate_sample
+from evenpack.collate import pack_samples, prepare_sample, truncate_sample
 from evenpack.models import adapter_for
 
 TEXT = adapter_for("text")
+
+
+def shift_targets(sample):
+    """Return what each position of a sample learns, and with what weight: the reference, position by position."""
+    labels, weights = sample.tensor("labels").tolist(), sample.tensor("loss_weights").tolist()
+    pairs = list(zip(labels, weights, strict=True))
+    learned = pairs if sample.shifted else [*pairs[1:], (-100, 0.0)]
+    return [label for label, _ in learned], [0.0 if label == -100 else weight for label, weight in learned]
 
 
 def ready(**raw):
@@ -30,9 +38,9 @@ def ready(**raw):
 def test_targets_of_one_sample(raw, targets, weights, stats):
     sample = ready(**raw)
     got_targets, got_weights = shift_targets(sample)
-    assert got_targets.tolist() == targets
-    assert got_weights.tolist() == weights
-    assert target_stats(sample) == stats
+    assert got_targets == targets
+    assert got_weights == weights
+    assert sample.target_stats() == stats
     batch = pack_samples([sample], adapter=TEXT)
     assert (batch.labels[0].tolist(), batch.loss_mask[0].tolist(), batch.loss_tokens) == (targets, weights, stats[0])
 
@@ -56,7 +64,7 @@ def losses(batches, divisor: float) -> float:
 def test_l1_lengths_7_and_2_have_one_loss_however_they_are_packed(groups, average):
     """7 shifted targets in all (6 + 1); the mean of the means is something else."""
     samples = [ready(input_ids=list(range(1, 8))), ready(input_ids=[8, 9])]
-    stats = [target_stats(sample) for sample in samples]
+    stats = [sample.target_stats() for sample in samples]
     assert [count for count, _ in stats] == [6, 1]
     scales = [1.0, 1.0] if average == "token" else [1 / weight for _, weight in stats]
     divisor = sum(weight for _, weight in stats) if average == "token" else 2
@@ -74,14 +82,14 @@ def test_l2_l6_the_divisor_is_one_sum_over_the_step(make):
     """Fractional weights: counts are integers, the divisor is their sum, both whatever the packing."""
     rng = np.random.default_rng(1)
     samples = make.random_samples("text", rng, 8)
-    weights = [shift_targets(sample)[1].double() for sample in samples]
-    divisor = sum(target_stats(sample)[1] for sample in samples)
+    weights = [torch.tensor(shift_targets(sample)[1], dtype=torch.float64) for sample in samples]
+    divisor = sum(sample.target_stats()[1] for sample in samples)
     assert divisor == pytest.approx(float(torch.cat(weights).sum()), abs=0)
     one = losses([pack_samples(samples, adapter=TEXT)], divisor)
     for cut in range(1, 8):
         batches = [pack_samples(samples[:cut], adapter=TEXT, align=8), pack_samples(samples[cut:], adapter=TEXT, pack_align=32)]
         assert losses(batches, divisor) == pytest.approx(one, rel=1e-12)
-        assert sum(batch.loss_tokens for batch in batches) == sum(target_stats(sample)[0] for sample in samples)
+        assert sum(batch.loss_tokens for batch in batches) == sum(sample.target_stats()[0] for sample in samples)
         means = [losses([batch], float(batch.loss_mask.sum())) for batch in batches]
         assert np.mean(means) != pytest.approx(one, rel=1e-6), "the mean of means is wrong"
 
@@ -100,7 +108,7 @@ def test_a_label_leaking_over_a_boundary_is_seen():
     leaking = torch.tensor([[2, 3, 7, 8, -100]])
     batch = pack_samples(samples, adapter=TEXT)
     assert not torch.equal(leaking, batch.labels)
-    assert int((leaking != -100).sum()) != batch.loss_tokens == sum(target_stats(sample)[0] for sample in samples)
+    assert int((leaking != -100).sum()) != batch.loss_tokens == sum(sample.target_stats()[0] for sample in samples)
 
 
 class TestTruncate:
@@ -154,7 +162,7 @@ class TestTruncate:
         sample = ready(tokens=[1, 2, 3], labels=[2, 3, 4], original_seq_len=3)
         short = truncate_sample(sample, 2, TEXT)
         assert short.shifted
-        assert shift_targets(short)[0].tolist() == [2, 3]
+        assert shift_targets(short)[0] == [2, 3]
 
     def test_a_sample_that_begins_with_too_large_an_item_is_named(self, make):
         adapter = adapter_for("qwen2_5_vl")

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from evenpack.collate import prepare_sample
-from evenpack.collate.samples.targets import target_stats
 from evenpack.core import OversizeSampleError
 from evenpack.models import adapter_for
 from evenpack.scheduler import SchedulerConfig
@@ -36,7 +35,7 @@ def test_every_field_of_a_row(family, raw, media):
     cost, sample = default_cost(adapter), prepare_sample(raw, adapter=adapter)
     config = SchedulerConfig(max_tokens=64, samples_per_step=1)
     found = Describer(adapter=adapter, cost=cost, config=config, cp_size=1, rank=0)(raw, 0)
-    loss_tokens, weight = target_stats(sample)
+    loss_tokens, weight = sample.target_stats()
     assert {name: found.record[name].tolist() for name in found.record.dtype.names} == {
         "tokens": len(raw["input_ids"]),
         "loss_tokens": loss_tokens,
