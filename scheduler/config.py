@@ -12,7 +12,7 @@ OnExhausted = Literal["drain", "stop"]
 LossAverage = Literal["token", "sample"]
 TransportName = Literal["auto", "host", "device", "network"]
 
-#: What one byte of a sample's record holds, and what two hold: see `stages.metadata`.
+#: What one byte of a sample's record holds, and what two hold: see `stages.describe.record_dtype`.
 MAX_STEPS_WAITED, MAX_LISTS = 255, 65535
 PIXEL_DTYPES: tuple[str, ...] = tuple(name for name in TENSOR_DTYPES if "float" in name)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..core import Sample
 from .stages.describe import Described, id_hash
-from .stages.metadata import Gathered
+from .stages.gather import Gathered
 
 #: Steps without a target, and first samples with shifted labels, that are enough to say so.
 NUM_STEPS, NUM_SAMPLES = 3, 3

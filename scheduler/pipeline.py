@@ -20,8 +20,7 @@ from .prefetch import MainThreadExecutor
 from .stages.collect import Reader
 from .stages.describe import Described, Describer
 from .stages.exchange import Exchanger, plan_number
-from .stages.gather import Gatherer, RankState
-from .stages.metadata import Gathered
+from .stages.gather import Gathered, Gatherer, RankState
 from .stages.planning import Planner, plan_samples
 from .stages.select import StepSamples, first_quota, select
 from .state import Checkpoint

@@ -34,7 +34,7 @@ from .stages.select import why_no_step
 from .state import Checkpoint, check_is_state, check_same_ranks, divide_source, from_state, reshard, to_state, with_in_flight
 from .stats import StepClock, StepStats
 from .step import PackedStep
-from .telemetry.callbacks import Callbacks, StepCallback
+from .telemetry.callbacks import StepCallback, call, check_callbacks, close_callbacks
 from .warm import warm_up_once
 
 #: Schedulers that are still open: a worker that still waits in a collective when the interpreter ends would abort it.
@@ -96,7 +96,7 @@ class PackingScheduler(Iterator[PackedStep]):
     ) -> None:
         adapter, fields = adapter_of(adapter), fields_of(fields)
         check_types(config=config, groups=groups, cost=cost, planner=planner, callbacks=callbacks)
-        checked = Callbacks(callbacks)
+        self._callbacks = check_callbacks(callbacks)
         if count_items and (config.samples_per_step is None or config.on_exhausted != "drain"):
             raise ValueError(
                 "count_items needs samples_per_step and on_exhausted='drain', got "
@@ -110,8 +110,9 @@ class PackingScheduler(Iterator[PackedStep]):
         self._costs = Costs(adapter, cost)
         self._config = config
         warm_up_once(groups.rank, config, num_phases=len(cost.phases))
-        self._callbacks, self._clock = checked, StepClock()
+        self._clock = StepClock()
         self._notified_step: PackedStep | None = None
+        self._not_called: deque[StepCallback] = deque()  # callbacks that the step to be handed out was not shown yet
         self._groups = groups
         self._source = as_source(source)
         self._original = source
@@ -237,8 +238,9 @@ class PackingScheduler(Iterator[PackedStep]):
             stats = self._clock.handed_out(step.stats)
             step.stats = msgspec.structs.replace(stats, silent_ranks=self._channel.heartbeat.silent)
             self._notified_step = step
-            self._callbacks.begin()
-        self._callbacks(step)
+            self._not_called = deque(self._callbacks)
+        while self._not_called:
+            call(self._not_called.popleft(), step)
 
     def _warn_if_empty(self) -> None:
         """Warn of an epoch without a step, unless it had them before the state that was loaded."""
@@ -352,7 +354,7 @@ class PackingScheduler(Iterator[PackedStep]):
         if self._executor is not None:
             self._executor.close()
         try:
-            self._callbacks.close()
+            close_callbacks(self._callbacks)
         finally:
             if self._end_epoch():
                 self._channel.close()

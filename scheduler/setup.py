@@ -20,8 +20,7 @@ from .sources import Source
 from .stages.blocks import BLOCK_VERSION
 from .stages.collect import Reader
 from .stages.describe import Describer, segment_limit
-from .stages.gather import Gatherer, digest_of
-from .stages.metadata import WIRE_VERSION
+from .stages.gather import WIRE_VERSION, Gatherer, digest_of
 from .stages.planning import Planner
 from .step import StepContext
 

@@ -38,7 +38,7 @@ def must_agree() -> dict[str, Any]:
     """Return what has to be the same on every rank: other code would plan, or read blocks, in another way."""
     from ..._version import __version__  # pyright: ignore[reportMissingImports]
     from ...scheduler.plan import CODE_VERSION
-    from ...scheduler.stages.metadata import WIRE_VERSION
+    from ...scheduler.stages.gather import WIRE_VERSION
 
     return {"evenpack": __version__, "planner": CODE_VERSION, "wire_version": WIRE_VERSION}
 

@@ -12,7 +12,7 @@ import torch
 from ...core import OversizeSampleError, round_up
 from ...core.sample import Value
 from ...models.adapter import ModelAdapter
-from ...models.setup.call_check import mark_pack
+from ...models.setup.call_check import SEGMENTS_MARK, SHIFTED_MARK
 
 
 class Boundaries:
@@ -201,7 +201,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     step_number: int | None = None
 
     def __post_init__(self) -> None:
-        mark_pack(self.input_ids, self.labels, self.num_segments)
+        setattr(self.input_ids, SEGMENTS_MARK, self.num_segments)
+        setattr(self.labels, SHIFTED_MARK, True)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):

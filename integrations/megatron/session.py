@@ -11,7 +11,7 @@ from ...models import ModelAdapter
 from ...scheduler import PackedStep, PackingScheduler, ProcessGroups, SchedulerConfig, StepCallback, plan_step
 from ...scheduler.stages.describe import SampleCost
 from ...scheduler.stages.planning import Planner
-from ...scheduler.telemetry.callbacks import Callbacks
+from ...scheduler.telemetry.callbacks import close_callbacks
 from .ranks import Ranks
 from .source import PulledSource
 
@@ -134,7 +134,7 @@ class Feed:
     def end(self) -> None:
         """End the scheduler, and close its callbacks."""
         self.close()
-        Callbacks(self._callbacks or ()).close()
+        close_callbacks(self._callbacks or ())
         self._callbacks = None
 
 

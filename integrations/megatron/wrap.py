@@ -14,7 +14,7 @@ from ...scheduler import PackedStep, SchedulerConfig, StepCallback, plan_step
 from ...scheduler.plan.settings import check_int
 from ...scheduler.stages.describe import SampleCost
 from ...scheduler.stages.planning import Planner
-from ...scheduler.telemetry.callbacks import Callbacks
+from ...scheduler.telemetry.callbacks import check_callbacks
 from .codec import decode, encode
 from .fields import fields_of, parts_of, selected
 from .ranks import Ranks
@@ -103,7 +103,7 @@ def wrap_data_iterator(
         scheduling = scheduler_config(config, settings, ranks, num_microbatches, vpp_size)
         family = adapter_for(adapter) if isinstance(adapter, str) else adapter
         told = tuple(callbacks)
-        Callbacks(told)  # refuses what cannot be called
+        check_callbacks(told)
         work = Work(adapter=family, fields=tuple(fields), cost=cost, planner=planner, callbacks=told)
     except ValueError as found:
         error = error_note(found)

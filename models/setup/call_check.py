@@ -11,15 +11,10 @@ from torch import nn
 
 from ...core import UnsafeModelError
 
-_SEGMENTS, _SHIFTED = "_evenpack_segments", "_evenpack_shifted"
+#: Attributes of a pack's ids, how many segments it has, and of its targets, which are shifted already.
+SEGMENTS_MARK, SHIFTED_MARK = "_evenpack_segments", "_evenpack_shifted"
 #: Positions with fractions of a second, and the integers that carry their bits.
 _FRACTIONS, _BITS = torch.float32, torch.int32
-
-
-def mark_pack(input_ids: torch.Tensor, targets: torch.Tensor, num_segments: int) -> None:
-    """Note on a row's ids how many segments it has, and on its targets that they are shifted already."""
-    setattr(input_ids, _SEGMENTS, num_segments)
-    setattr(targets, _SHIFTED, True)
 
 
 def watch_calls(model: nn.Module) -> None:
@@ -68,12 +63,12 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """
     if torch.compiler.is_compiling():
         return
-    if hasattr(kwargs.get("labels"), _SHIFTED) and kwargs.get("shift_labels") is None:
+    if hasattr(kwargs.get("labels"), SHIFTED_MARK) and kwargs.get("shift_labels") is None:
         raise UnsafeModelError(
             f"labels of a pack are shifted already, and {type(model).__name__} would shift them once more: leave labels out, "
             "model(**batch.forward_kwargs(model)), and take the loss from step.loss(logits, batch)"
         )
-    num_segments = getattr(kwargs.get("input_ids", args[0] if args else None), _SEGMENTS, 0)
+    num_segments = getattr(kwargs.get("input_ids", args[0] if args else None), SEGMENTS_MARK, 0)
     if num_segments < 2:
         return
     missing = [name for name in ("cu_seq_lens_q", "position_ids") if kwargs.get(name) is None]

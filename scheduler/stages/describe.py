@@ -18,9 +18,37 @@ from ..config import SchedulerConfig
 from ..plan import MediaTowers
 from ..plan.settings import MEDIA_BITS
 from .blocks import Block
-from .metadata import MAX_FREE_DTYPES, record_dtype
 
 Grids = Sequence[tuple[int, int, int]]
+
+#: Tensor fields of free dtype that a scheduler can take; more than any family declares.
+MAX_FREE_DTYPES = 16
+
+
+def record_dtype(num_phases: int) -> np.dtype[np.void]:
+    """Return the dtype of a sample's record: 40 bytes with one phase, 8 more with each further one.
+
+    `media` has one bit per modality; `steps_waited` counts the steps that a deferred sample has waited; `list_index` is the
+    number of its list in the step, with `scope="microbatch"`; `id_hash` tells whether two samples have one `sample_id`, 0
+    where a sample has none.
+
+    Example:
+        >>> record_dtype(1).itemsize, record_dtype(2).itemsize
+        (40, 48)
+    """
+    return np.dtype(
+        [
+            ("tokens", "<i4"),
+            ("loss_tokens", "<i4"),
+            ("media", "u1"),
+            ("steps_waited", "u1"),
+            ("list_index", "<u2"),
+            ("weight", "<f4"),
+            ("nbytes", "<i8"),
+            ("id_hash", "<u8"),
+            ("cost", "<i8", (num_phases,)),
+        ]
+    )
 
 
 class SampleCost(Protocol):

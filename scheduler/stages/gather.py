@@ -5,14 +5,34 @@ import hashlib
 import msgspec
 import numpy as np
 
-from ...core import EvenpackError, FieldMismatchError, PeerFailedError, PlanMismatchError
+from ...core import EvenpackError, FieldMismatchError, PeerFailedError, PlanMismatchError, round_up
 from ...core.errors import from_wire, to_wire
 from ...core.fields import TENSOR_DTYPES
 from ..comm.transports import Transport
-from .metadata import HEADER, WIRE_VERSION, Gathered, Status, new_header, pack_records
+from ..plan import SampleTable
+from .describe import MAX_FREE_DTYPES
 
 #: Longest error message that travels, in bytes.
 MAX_MESSAGE = 2000
+
+#: Of the header and the records; the first field of every header, so that any version can read it.
+WIRE_VERSION = 4
+
+HEADER = np.dtype(
+    [
+        ("version", "<u4"),
+        ("failed", "<i4"),
+        ("step", "<i8"),
+        ("format", "<u8"),
+        ("plan", "<u8"),
+        ("count", "<i4"),
+        ("dropped", "<i4"),
+        ("truncated", "<i4"),
+        ("message", "<i4"),
+        ("exhausted", "<i4"),
+        ("dtypes", "u1", MAX_FREE_DTYPES),
+    ]
+)
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -20,7 +40,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         step: number of the step.
-        records: `[n]` of `metadata.record_dtype`, its samples.
+        records: `[n]` of `describe.record_dtype`, its samples.
         exhausted: whether its source has ended.
         dropped: samples that a policy dropped since the last gather.
         truncated: samples that a policy cut since the last gather.
@@ -39,6 +59,55 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     plan_digest: int = 0
     dtypes: bytes = b""
     free_fields: tuple[str, ...] = ()
+
+
+class Gathered(msgspec.Struct, frozen=True, eq=False):
+    """The records of all ranks, in (rank, sample) order: the table of the step.
+
+    Attributes:
+        records: `[N]` of `record_dtype`.
+        home: int64 `[N]`, rank of each record.
+        exhausted: bool `[R]`, ranks whose source has ended.
+        dropped: samples that policies dropped on all ranks.
+        truncated: samples that policies cut on all ranks.
+        dtypes: field of free dtype to the dtype that the group's samples have, where one was seen.
+    """
+
+    records: np.ndarray
+    home: np.ndarray
+    exhausted: np.ndarray
+    dropped: int
+    truncated: int = 0
+    dtypes: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def counts(self, num_ranks: int) -> np.ndarray:
+        """Return int64 `[R]`, records of each rank."""
+        return np.bincount(self.home, minlength=num_ranks)
+
+    def select(self, keep: np.ndarray) -> "Gathered":
+        """Return the records at the given indices or mask, order kept."""
+        return msgspec.structs.replace(self, records=self.records[keep], home=self.home[keep])
+
+    @property
+    def media_dtype(self) -> str:
+        """Name of the dtype of the group's pixels, which dummy media take too."""
+        return self.dtypes.get("pixel_values") or self.dtypes.get("pixel_values_videos") or "float32"
+
+    def table(self, align: int) -> SampleTable:
+        """Return the planner's table, samples padded to `align`."""
+        tokens = self.records["tokens"].astype(np.int64)
+        return SampleTable(
+            tokens=tokens,
+            padded=round_up(tokens, align),
+            nbytes=self.records["nbytes"].astype(np.int64),
+            home=self.home,
+            media=self.records["media"].astype(np.int64),
+            loss_tokens=self.records["loss_tokens"].astype(np.int64),
+            cost=self.records["cost"].astype(np.int64),
+        )
 
 
 class Gatherer:
@@ -70,19 +139,7 @@ class Gatherer:
             TransportError: timed out waiting for a rank, or lost it.
         """
         message = _message(state.error)
-        header = new_header(
-            status=Status.OK if state.error is None else Status.FAILED,
-            step=state.step,
-            format_digest=self._format,
-            plan_digest=state.plan_digest,
-            count=0 if state.error is not None else len(state.records),
-            dropped=state.dropped,
-            truncated=state.truncated,
-            message=len(message),
-            exhausted=state.exhausted,
-            dtypes=state.dtypes,
-        )
-        everyone = self._transport.gather(pack_records(header, state.records, self._slots))
+        everyone = self._transport.gather(self._packed(state, len(message)))
         headers = everyone[:, : HEADER.itemsize].copy().view(HEADER)[:, 0]
         _check_version(headers)
         try:
@@ -100,6 +157,28 @@ class Gatherer:
             rows, home, headers["exhausted"] != 0, int(headers["dropped"].sum()), int(headers["truncated"].sum()), dtypes
         )
 
+    def _packed(self, state: RankState, message: int) -> np.ndarray:
+        """Return what a rank sends first: its header, and its first records in as many slots as every rank has."""
+        header, slots = np.zeros(1, HEADER), np.zeros(self._slots, state.records.dtype)
+        failed = state.error is not None
+        columns = {
+            "version": WIRE_VERSION,
+            "failed": failed,
+            "step": state.step,
+            "format": self._format,
+            "plan": state.plan_digest,
+            "count": 0 if failed else len(state.records),
+            "dropped": state.dropped,
+            "truncated": state.truncated,
+            "message": message,
+            "exhausted": state.exhausted,
+        }
+        for name, value in columns.items():
+            header[name] = value
+        header["dtypes"][0, : len(state.dtypes)] = np.frombuffer(state.dtypes, np.uint8)
+        slots[: len(state.records)] = state.records[: self._slots]
+        return np.concatenate([header.view(np.uint8), slots.view(np.uint8)])
+
     def _collect(self, headers: np.ndarray, first: np.ndarray, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         counts = headers["count"].astype(np.int64)
         parts = [first.copy().view(mine.dtype)]
@@ -115,7 +194,7 @@ class Gatherer:
         return rows, np.repeat(np.arange(len(counts)), counts)
 
     def _raise_failures(self, headers: np.ndarray, message: bytes) -> None:
-        failed = np.flatnonzero(headers["status"] == Status.FAILED)
+        failed = np.flatnonzero(headers["failed"])
         if not len(failed):
             return
         buffer = np.zeros(int(headers["message"].max()), np.uint8)

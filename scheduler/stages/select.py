@@ -7,7 +7,7 @@ import numpy as np
 
 from ..config import SchedulerConfig
 from .describe import Described
-from .metadata import Gathered
+from .gather import Gathered
 
 
 class StepSamples(msgspec.Struct, frozen=True, kw_only=True, eq=False):

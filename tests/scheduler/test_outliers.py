@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from evenpack.scheduler.stages.metadata import Gathered, record_dtype
+from evenpack.scheduler.stages.describe import record_dtype
+from evenpack.scheduler.stages.gather import Gathered
 from evenpack.scheduler.stages.select import waiting_outliers
 from evenpack.scheduler.testing import run_ranks
 

@@ -16,7 +16,7 @@ from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryH
 from evenpack.scheduler.comm.transports.buffers import BufferPool
 from evenpack.scheduler.config import SchedulerConfig
 from evenpack.scheduler.prefetch import MainThreadExecutor
-from evenpack.scheduler.stages.metadata import record_dtype
+from evenpack.scheduler.stages.describe import record_dtype
 from evenpack.scheduler.testing import run_ranks
 
 from .helpers import VISION, flat, image_sample, mixed_source, names_of, open_scheduler

@@ -10,7 +10,8 @@ from ....core import round_up
 from ...config import SchedulerConfig
 from ...plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
 from ...plan.settings import NO_TOWERS
-from ...stages.metadata import Gathered, record_dtype
+from ...stages.describe import record_dtype
+from ...stages.gather import Gathered
 from ...stages.select import waiting_outliers
 
 #: Steps that a heavy sample may wait in the simulation of `defer`.
