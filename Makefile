@@ -9,8 +9,8 @@ MEGATRON_PYTHON ?= $(shell for python in python3.12 $$(ls -d ~/.pyenv/versions/3
 	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo $$python && break; done)
 TORCH_MEGATRON ?= torch
 MEGATRON_CORE := megatron-core>=0.19,<0.20
-MEGATRON_TESTS := tests/megatron tests/collate/test_megatron.py tests/collate/test_gpt.py tests/scheduler/test_groups.py \
-	tests/models/test_prepare.py::test_unwrap_megatron
+MEGATRON_TESTS := tests/integrations/megatron tests/collate/packs/test_megatron.py tests/collate/packs/test_gpt.py \
+	tests/scheduler/comm/test_groups.py tests/models/setup/test_prepare.py::test_unwrap_megatron
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -7,8 +7,8 @@ import pytest
 
 from evenpack.cli.main import run
 
-from ..encoder import tiny
-from ..masks.chat_formats import CHATML, with_template
+from ..collate.encoding import tiny
+from ..collate.masks.chat_formats import CHATML, with_template
 
 MESSAGES = [
     {"role": "user", "content": "Say <|im_end|>"},

@@ -16,7 +16,7 @@ from evenpack.scheduler.cost.model import CostModel
 from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
 from evenpack.scheduler.stats import step_stats
 
-from ..encoder import tiny
+from ..collate.encoding import tiny
 
 LENGTHS = np.random.default_rng(3).integers(20, 900, 150)
 

@@ -17,7 +17,7 @@ from evenpack.cli.report.result import written
 from evenpack.scheduler import Summary
 from evenpack.scheduler.telemetry.run_log.store import FILE
 
-from ..run_log.runs import record, record_ramp, rewrite
+from ..scheduler.telemetry.runs import record, record_ramp, rewrite
 
 
 @pytest.fixture(scope="module")

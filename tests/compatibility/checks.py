@@ -104,7 +104,7 @@ def trainer() -> None:
     needs("transformers", "accelerate")
     import tempfile
 
-    from ..trainer import tiny
+    from ..integrations.trainer import tiny
 
     with tempfile.TemporaryDirectory() as folder:
         found, _ = tiny.packed_trainer(tiny.model_of(), tiny.arguments(folder, max_steps=2), train_dataset=tiny.samples(12))
@@ -115,7 +115,7 @@ def trainer() -> None:
 def megatron() -> None:
     """`get_packed_batch` on two data-parallel ranks of Megatron-Core: every token once, boundaries of its own class."""
     needs("megatron.core", "pytest")
-    from ..megatron import helpers
+    from ..integrations.megatron import helpers
 
     rows = [chunk for rank in helpers.on_ranks(helpers.taken(helpers.own_samples([9, 3, 7, 5])), 2) for chunk in rank]
     assert len(rows) == 2 and all(row["params"]["qkv_format"] == "thd" for row in rows)

@@ -1,11 +1,6 @@
-"""The demo is a package in examples/; its tests import it as `demo`, as its own training processes do."""
-
-import sys
-from pathlib import Path
+"""Tokenizer, processors and samples of the demo."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 
 @pytest.fixture(scope="session")
