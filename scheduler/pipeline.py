@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,7 +12,7 @@ from ..core import CorruptBlockError, EvenpackError, Sample
 from ..core.fields import dtype_of
 from .comm.channel import Channel
 from .comm.transports import TransportError
-from .cost.calibrate import CostChange
+from .cost.calibrate import Costs
 from .data_checks import DataChecks
 from .plan import SampleTable, StepPlan
 from .prefetch import MainThreadExecutor
@@ -22,7 +21,7 @@ from .stages.describe import Described, Describer
 from .stages.exchange import Exchanger, plan_number
 from .stages.gather import Gathered, Gatherer, RankState
 from .stages.planning import Planner, plan_samples
-from .stages.select import StepSamples, first_quota, select
+from .stages.select import first_quota, select
 from .state import Checkpoint
 from .stats import step_stats
 from .step import PackedStep, StepContext
@@ -50,15 +49,17 @@ class Pipeline:
     """Makes the steps of one scheduler, one after the other; on the worker thread, if there is one.
 
     Args:
-        reader: collects this rank's samples.
+        reader: collects this rank's samples, and has each described as it comes.
         describer: describes them.
         channel: connection to the other ranks.
         gatherer: gathers their metadata.
         planner: a function with `plan_step`'s signature.
+        costs: cost models, of which another may be due with any step.
         context: what all steps share.
         executor: runs collectives on the training thread; None if they may run on this one.
 
     Attributes:
+        reader: as given.
         step: number of the next step.
         num_dropped: samples that the oversize policy dropped so far on all ranks, after the last step of an epoch too.
     """
@@ -71,18 +72,19 @@ class Pipeline:
         channel: Channel,
         gatherer: Gatherer,
         planner: Planner,
+        costs: Costs,
         context: StepContext,
         executor: MainThreadExecutor | None = None,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._describer = describer
         self._channel = channel
         self._gatherer = gatherer
         self._planner = planner
+        self._costs = costs
         self._context = context
         self._executor = executor
         self._exchanger = Exchanger(channel.steps)
-        self._changes: deque[CostChange] = deque()
         defers = context.config.defer is not None
         self._checks = DataChecks(channel.steps.num_ranks, defers=defers) if context.is_writer else None
         self._digest = 0
@@ -110,17 +112,19 @@ class Pipeline:
         """Call the stages in order; None where the epoch has ended."""
         started = time.monotonic()
         self._change_cost()
-        context, quota, dropped, truncated = self._context, first_quota(self._context.config, self._num_ranks), 0, 0
+        context, config, num_ranks = self._context, self._context.config, self._channel.steps.num_ranks
+        quota, dropped, truncated = first_quota(config, num_ranks), 0, 0
         while True:
-            self._channel.heartbeat.stage = f"collecting step {self.step}"
-            candidates = self._reader.collect(quota)  # and describe each sample as it comes
+            self._enter("collecting")
+            candidates = self.reader.collect(quota)  # and describe each sample as it comes
+            self._enter("gathering")
             gathered = self._gather(candidates)
             dropped, truncated = dropped + gathered.dropped, truncated + gathered.truncated
-            chosen = select(candidates, gathered, config=context.config, rank=context.rank, num_ranks=self._num_ranks)
+            chosen = select(candidates, gathered, config=config, rank=context.rank, num_ranks=num_ranks)
             if chosen is None:
                 quota *= 2  # some rank ran out of candidates before the token budget was spent: all look further ahead
                 continue
-            fresh = self._reader.take(chosen.num_fresh, chosen.deferred)
+            fresh = self.reader.take(chosen.num_fresh, chosen.deferred)
             # Where every list of the step was empty or dropped, and the sources go on, collect again.
             if len(chosen.gathered) or gathered.exhausted.all() or chosen.is_last:
                 break
@@ -128,22 +132,23 @@ class Pipeline:
         self._ended = chosen.is_last
         if not len(chosen.gathered):
             return None
-        table = chosen.gathered.table(context.config.segment_align(context.cp_size))
-        self._channel.heartbeat.stage = f"planning step {self.step}"
-        plan = self._plan(table, chosen.gathered)
-        self._digest = plan_number(plan)
-        samples = self._exchange(table, plan, chosen)
-        warnings = self._checks.step(self.step, chosen.mine, chosen.gathered) if self._checks else []
-        stats = step_stats(
-            table,
-            plan,
-            step=self.step,
-            dropped=dropped,
-            truncated=truncated,
-            waits=chosen.waits,
-            seconds=time.monotonic() - started,
+        self._enter("planning")
+        table, plan = plan_samples(
+            chosen.gathered,
+            planner=self._planner,
+            config=config,
+            towers=context.towers,
+            cp_size=context.cp_size,
+            channel=self._channel,
         )
-        self.step += 1
+        self._digest = plan_number(plan)
+        self._enter("exchanging")
+        samples = self._exchange(table, plan, chosen.mine)
+        warnings = self._checks.step(self.step, chosen.mine, chosen.gathered) if self._checks else []
+        seconds = time.monotonic() - started
+        stats = step_stats(
+            table, plan, step=self.step, dropped=dropped, truncated=truncated, waits=chosen.waits, seconds=seconds
+        )
         step = PackedStep(
             context,
             table=table,
@@ -154,39 +159,31 @@ class Pipeline:
             media_dtype=dtype_of(gathered.media_dtype),
             home_ids=[item.block.sample.sample_id for item in chosen.mine],
         )
+        self.step += 1
         return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh), warnings)
 
+    def _enter(self, stage: str) -> None:
+        """Say where this rank is, to the ranks that may wait for it."""
+        self._channel.heartbeat.stage = f"{stage} step {self.step}"
+
     def _gather(self, candidates: Sequence[Described], error: BaseException | None = None) -> Gathered:
-        self._channel.heartbeat.stage = f"gathering step {self.step}"
         state = RankState(
             step=self.step,
             records=np.stack([item.record for item in candidates]) if candidates else self._describer.empty_records(),
-            exhausted=self._reader.exhausted,
-            dropped=self._reader.take_dropped(),
+            exhausted=self.reader.exhausted,
+            dropped=self.reader.take_dropped(),
             truncated=self._describer.take_truncated(),
-            error=error or self._reader.error,
+            error=error or self.reader.error,
             plan_digest=self._digest,
             dtypes=self._describer.dtypes,
             free_fields=tuple(self._describer.free_fields),
         )
         return self._run(lambda: self._gatherer(state), on_device=self._channel.gathers_on_device, is_gather=True)
 
-    def _plan(self, table: SampleTable, gathered: Gathered) -> StepPlan:
-        return plan_samples(
-            table,
-            gathered.records["list_index"].astype(np.int64),
-            planner=self._planner,
-            config=self._context.config,
-            towers=self._context.towers,
-            cp_size=self._context.cp_size,
-            channel=self._channel,
-        )
-
-    def _exchange(self, table: SampleTable, plan: StepPlan, chosen: StepSamples) -> dict[int, Sample]:
-        self._channel.heartbeat.stage = f"exchanging step {self.step}"
+    def _exchange(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
         on_device = bool(self._channel.exchanges_on_device and plan.moved_bytes)
         try:
-            return self._run(lambda: self._exchanger(table, plan, chosen.mine), on_device=on_device)
+            return self._run(lambda: self._exchanger(table, plan, mine), on_device=on_device)
         except CorruptBlockError as error:
             with contextlib.suppress(EvenpackError, TransportError):
                 self._gather([], error)  # tells the other ranks, which are a step ahead, why this one stops
@@ -198,55 +195,35 @@ class Pipeline:
             return operation()
         return self._executor.run(operation, is_gather=is_gather)
 
-    @property
-    def _num_ranks(self) -> int:
-        return self._channel.steps.num_ranks
+    def _change_cost(self) -> None:
+        """Plan the step that begins, and those after it, with the cost model that is due."""
+        due = self._costs.due(self.step) if self._costs.ahead else None
+        if due is not None:
+            self._describer.use_cost(due.cost)
+            self._gatherer.amend(due.fingerprint)
+            self._context = msgspec.structs.replace(self._context, towers=due.towers)
+            self.reader.describe_again()
 
     # Between steps.
 
     def start_epoch(self) -> None:
         """Begin to read the source, or continue from a loaded checkpoint."""
         self._ended = False
-        self._reader.start()
+        self.reader.start()
 
     def read_ahead(self) -> None:
         """Read what the next step will likely need, without a collective."""
         # What an iterator yields cannot be read again: it is read only when a step is due, so that its state is certain.
-        if not self._ended and self._context.config.samples_per_step is not None and self._reader.can_go_back:
-            self._reader.fill(self._context.config.samples_per_step)
-
-    def abandon(self) -> None:
-        """Leave the step that is being prepared; from any thread, with the channel's `abort`."""
-        self._reader.abandon()
+        if not self._ended and self._context.config.samples_per_step is not None and self.reader.can_go_back:
+            self.reader.fill(self._context.config.samples_per_step)
 
     def checkpoint(self, *, in_epoch: bool) -> Checkpoint:
         """Return where the next step begins."""
-        position, dtypes = self._reader.position(), self._describer.dtypes
+        position, dtypes = self.reader.position(), self._describer.dtypes
         return Checkpoint(step=self.step, plan=self._digest, dtypes=dtypes, in_epoch=in_epoch, position=position)
 
-    def load(self, checkpoint: Checkpoint, changes: Sequence[CostChange]) -> None:
-        """Go to a checkpoint and the cost models from there on, before `start_epoch`."""
-        self._changes = deque(changes)
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go to a checkpoint, before `start_epoch`."""
         self.step, self._digest = checkpoint.step, checkpoint.plan
         self._describer.load_dtypes(checkpoint.dtypes)
-        self._reader.load(checkpoint.position, in_epoch=checkpoint.in_epoch)
-
-    @property
-    def waiting(self) -> list[Described]:
-        """Samples that were read and belong to no step yet."""
-        return list(self._reader.waiting)
-
-    def use_cost(self, change: CostChange) -> None:
-        """Plan with another cost model from a step on that is not begun yet; from any thread."""
-        self._changes.append(change)
-
-    def _change_cost(self) -> None:
-        """Plan the step that begins, and those after it, with the cost model that is due."""
-        due: CostChange | None = None
-        while self._changes and self._changes[0].from_step <= self.step:
-            due = self._changes.popleft()
-        if due is not None:
-            self._describer.use_cost(due.cost)
-            self._gatherer.amend(due.fingerprint)
-            self._context = msgspec.structs.replace(self._context, towers=due.towers)
-            self._reader.describe_again()
+        self.reader.load(checkpoint.position, in_epoch=checkpoint.in_epoch)

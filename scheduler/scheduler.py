@@ -125,7 +125,7 @@ class PackingScheduler(Iterator[PackedStep]):
                 self._source,
                 adapter=adapter,
                 config=config,
-                towers=self._costs.towers,
+                costs=self._costs,
                 groups=groups,
                 channel=self._channel,
                 describer=self._describer,
@@ -283,7 +283,7 @@ class PackingScheduler(Iterator[PackedStep]):
         except TransportError as error:
             raise self._channel.lost(error, "calibrate") from error
         self._costs.check(found.model)
-        self._pipeline.use_cost(self._costs.change(found.model, from_step))
+        self._costs.change(found.model, from_step)
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class PackingScheduler(Iterator[PackedStep]):
                 raise ValueError(f"with {what}, a source that cannot go back has no state")
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
-            checkpoint = with_in_flight(checkpoint, fresh, self._pipeline.waiting)
+            checkpoint = with_in_flight(checkpoint, fresh, self._pipeline.reader.waiting)
         state = to_state(checkpoint, rank=rank, num_ranks=num_ranks, adapter=self._adapter)
         return {**state, **self._costs.state(checkpoint.step)}
 
@@ -340,7 +340,8 @@ class PackingScheduler(Iterator[PackedStep]):
         checkpoint = from_state(state, self._describer)
         if self._prefetcher is not None:
             raise ValueError("load the state before the first step, or between epochs")
-        self._pipeline.load(checkpoint, self._costs.load(state))
+        self._costs.load(state)
+        self._pipeline.load(checkpoint)
         self._checkpoint, self._may_be_empty = checkpoint, checkpoint.in_epoch
 
     def close(self) -> None:
@@ -350,7 +351,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._closed = True
         _OPEN.discard(self)
         self._channel.abort()
-        self._pipeline.abandon()
+        self._pipeline.reader.abandon()
         if self._executor is not None:
             self._executor.close()
         try:

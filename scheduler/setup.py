@@ -13,8 +13,9 @@ from .comm.agreement import agree
 from .comm.channel import Channel
 from .comm.groups import ProcessGroups
 from .config import SchedulerConfig
+from .cost.calibrate import Costs
 from .pipeline import Pipeline
-from .plan import CODE_VERSION, MediaTowers
+from .plan import CODE_VERSION
 from .prefetch import MainThreadExecutor
 from .sources import Source
 from .stages.blocks import BLOCK_VERSION
@@ -30,7 +31,7 @@ def build_pipeline(
     *,
     adapter: ModelAdapter,
     config: SchedulerConfig,
-    towers: MediaTowers,
+    costs: Costs,
     groups: ProcessGroups,
     channel: Channel,
     describer: Describer,
@@ -45,7 +46,7 @@ def build_pipeline(
         source: this rank's samples.
         adapter: the model family, with the user's fields.
         config: settings.
-        towers: the adapter's media towers.
+        costs: the cost models.
         groups: process groups.
         channel: connection to the peers.
         describer: describes samples.
@@ -66,7 +67,7 @@ def build_pipeline(
         "phases": phases,
         "fields": {field.name: msgspec.to_builtins(field) for field in adapter.fields},
         "count_items": count_items,
-        "towers": msgspec.to_builtins(towers),
+        "towers": msgspec.to_builtins(costs.towers),
         **{key: value for key, value in msgspec.to_builtins(config).items() if key not in ("timeout", "prefetch")},
     }
     if channel.gathers_on_device:
@@ -75,7 +76,7 @@ def build_pipeline(
     context = StepContext(
         adapter=adapter,
         config=config,
-        towers=towers,
+        towers=costs.towers,
         rank=groups.rank,
         cp_size=groups.cp_size,
         num_replicas=groups.num_replicas,
@@ -91,6 +92,7 @@ def build_pipeline(
         channel=channel,
         gatherer=Gatherer(channel.steps, format_digest=format_digest, slots=config.samples_per_step or 64),
         planner=planner,
+        costs=costs,
         context=context,
         executor=executor,
     )

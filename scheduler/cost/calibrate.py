@@ -1,5 +1,6 @@
 """Calibrate the cost model from what was measured, the same on every rank, and from the same step on."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,11 +66,13 @@ class Costs:
 
     Attributes:
         towers: the adapter's media towers, with the cost of dummy media in the steps to come.
+        ahead: changes that no step has been planned with yet, in order.
     """
 
     def __init__(self, adapter: ModelAdapter, cost: SampleCost) -> None:
         self._adapter, self._first = adapter, cost
         self._since: list[tuple[int, CostModel]] = []
+        self.ahead: deque[CostChange] = deque()
         self.towers = media_towers(adapter, cost)
 
     def check(self, cost: SampleCost) -> None:
@@ -78,10 +81,17 @@ class Costs:
         if tuple(cost.phases) != phases:
             raise ValueError(f"the cost model has phases {tuple(cost.phases)}, this scheduler plans {phases}")
 
-    def change(self, model: CostModel, from_step: int) -> CostChange:
-        """Plan the steps from a number on with another model."""
+    def change(self, model: CostModel, from_step: int) -> None:
+        """Plan the steps from a number on, none of which is begun yet, with another model; from any thread."""
         self._since.append((from_step, model))
-        return self._changed(model, from_step)
+        self.ahead.append(self._changed(model, from_step))
+
+    def due(self, step: int) -> CostChange | None:
+        """Return the change that takes effect with a step that begins; None where the model stays."""
+        change = None
+        while self.ahead and self.ahead[0].from_step <= step:
+            change = self.ahead.popleft()
+        return change
 
     def state(self, step: int) -> dict[str, Any]:
         """Return, as plain data, the model of a step, None for the first one, and those of later steps."""
@@ -90,15 +100,15 @@ class Costs:
         now = [model for from_step, model in plain if from_step <= step]
         return {"cost": now[0] if now else None, "cost_ahead": [one for one in plain if one[0] > step]}
 
-    def load(self, state: Mapping[str, Any]) -> list[CostChange]:
-        """Go to a state; return the changes from there on, in order, the first of which is due at once."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to a state; its model is due at once."""
         step, now = state["step"], state.get("cost")
         models = [(step, None if now is None else msgspec.convert(now, CostModel))]
         models += [(from_step, msgspec.convert(model, CostModel)) for from_step, model in state.get("cost_ahead", ())]
         for _, model in models:
             self.check(model or self._first)
         self._since = [(from_step, model) for from_step, model in models if model is not None]
-        return [self._changed(model, from_step) for from_step, model in models]
+        self.ahead = deque(self._changed(model, from_step) for from_step, model in models)
 
     def _changed(self, model: CostModel | None, from_step: int) -> CostChange:
         cost = model or self._first

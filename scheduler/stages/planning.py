@@ -10,41 +10,41 @@ from ..comm.channel import Channel
 from ..config import SchedulerConfig
 from ..plan import MediaTowers, PlanConfig, SampleTable, StepPlan, Team, plan_in_pods, plan_step, planner_for
 from ..plan.fixed import plan_fixed
+from .gather import Gathered
 
 Planner = Callable[..., StepPlan]
 
 
 def plan_samples(
-    table: SampleTable,
-    list_index: np.ndarray,
+    gathered: Gathered,
     *,
     planner: Planner,
     config: SchedulerConfig,
     towers: MediaTowers,
     cp_size: int,
     channel: Channel,
-) -> StepPlan:
-    """Return the plan of a step; the same on every rank.
+) -> tuple[SampleTable, StepPlan]:
+    """Return the table of a step's samples and its plan; the same on every rank.
 
     Args:
-        table: the samples of all ranks.
-        list_index: int64 `[N]`, the list of each sample, with `scope="microbatch"`.
+        gathered: the metadata of the step's samples, of all ranks.
         planner: a function with `plan_step`'s signature.
         config: settings.
         towers: the adapter's media towers.
         cp_size: context-parallel size.
         channel: which ranks there are, on which nodes, and to whom each may send.
     """
-    num_ranks = channel.steps.num_ranks
+    num_ranks, table = channel.steps.num_ranks, gathered.table(config.segment_align(cp_size))
     if config.scope == "microbatch":
-        return plan_lists(table, list_index, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size)
+        list_index = gathered.records["list_index"].astype(np.int64)
+        return table, plan_lists(table, list_index, num_ranks=num_ranks, config=config, towers=towers, cp_size=cp_size)
     more: dict[str, Any] = {}
     if planner is plan_step:
         planner = planner_for(len(table))
     if planner is plan_in_pods:
         # Over a device transport alone a gather belongs on the training thread; there peers are fixed, and no pods planned.
         more["team"] = Team(rank=channel.steps.rank, gather=channel.aside.gather)
-    return planner(
+    return table, planner(
         table,
         num_ranks=num_ranks,
         config=config,
