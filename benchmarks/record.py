@@ -22,8 +22,7 @@ import numpy as np
 from evenpack.scheduler import RunLog, SchedulerConfig, plan_step
 from evenpack.scheduler.plan import warm_up
 from evenpack.scheduler.stats import step_stats
-from evenpack.scheduler.telemetry.run_log.header import RunHeader
-from evenpack.scheduler.telemetry.run_log.record import encode_step
+from evenpack.scheduler.telemetry.run_log.record import RunHeader, encode_step
 from evenpack.scheduler.telemetry.run_log.store import StepWriter
 
 from .workloads import WORKLOADS, image_text_phases

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from ...scheduler.plan.table import Ints
 from ...scheduler.stats import StepStats
-from ...scheduler.telemetry.advice import Advice, Situation, advise
+from ...scheduler.telemetry.advice import Advice, advise
+from ...scheduler.telemetry.advice.what_if import PLAN_STEP, Steps
 from ...scheduler.telemetry.run_log import RecordedStep, RunHeader, read_run, replay_differences
-from ...scheduler.telemetry.run_log.replay import is_replayable, steps_of
 from ...scheduler.telemetry.run_log.store import log_file
 from ...scheduler.telemetry.summary import Summary
 
@@ -245,8 +245,17 @@ class _Keeper:
 def _advice(window: list[RecordedStep]) -> list[Advice]:
     header = window[-1].header
     window = [step for step in window if step.header == header or step.header.settings == header.settings]
-    if not is_replayable(header) or header.config.scope != "group":
+    if header.planner != PLAN_STEP or header.config.scope != "group":
         return []
-    return advise(
-        Situation(steps=steps_of(window), plans=[step.plan for step in window], stats=[step.stats for step in window])
+    steps = Steps(
+        tables=[step.table for step in window],
+        plans=[step.plan for step in window],
+        stats=[step.stats for step in window],
+        config=header.config,
+        num_ranks=header.num_ranks,
+        towers=header.towers,
+        cp_size=header.cp_size,
+        node_of_rank=header.node_of_rank,
+        peers=header.peers,
     )
+    return advise(steps)

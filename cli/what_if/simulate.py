@@ -11,7 +11,7 @@ from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, pl
 from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
 from ...scheduler.stats import StepStats, step_stats
-from ...scheduler.telemetry.advice import Advice, Situation, advise
+from ...scheduler.telemetry.advice import Advice, advise
 from ...scheduler.telemetry.advice.what_if import Steps
 from .opponents.alone import packed_alone, padded_alone
 from .opponents.karmarkar_karp import karmarkar_karp_equal
@@ -179,12 +179,14 @@ def advice_on(simulation: Simulation, setting: Setting, cp_size: int = 1) -> lis
     planner = msgspec.structs.asdict(setting.config) | {"max_tokens": setting.config.max_tokens // cp_size}
     steps = Steps(
         tables=simulation.tables,
+        plans=simulation.plans,
+        stats=simulation.stats,
         config=SchedulerConfig(**planner, samples_per_step=setting.samples_per_step),
         num_ranks=setting.num_ranks,
         cp_size=cp_size,
         towers=setting.towers,
     )
-    return advise(Situation(steps=steps, plans=simulation.plans, stats=simulation.stats), min_gain=WORTH)
+    return advise(steps, min_gain=WORTH)
 
 
 def _figures(name: str, steps: list[tuple[StepStats, int, float]], bound: float, nbytes: float) -> Figures:

@@ -84,6 +84,10 @@ class SampleTable(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             cost=column(cost, real),
         )
 
+    def select(self, keep: npt.NDArray[Any]) -> "SampleTable":
+        """Return the samples at the given indices or mask, in that order."""
+        return type(self)(**{name: getattr(self, name)[keep] for name in self.__struct_fields__})
+
     @classmethod
     def concatenate(cls, tables: Sequence[Self]) -> Self:
         """Stack tables, in order."""

@@ -3,16 +3,14 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from ....core import EvenpackError
-from ...plan import StepPlan
-from ...stats import StepStats
 from ..summary import Summary
-from .what_if import DEFER, Steps, merged, time_per_work, with_context_parallelism, with_deferral
+from .what_if import DEFER, Steps, cost_per_work, merged, time_per_work, with_context_parallelism, with_deferral
 
 #: Share of a step's time below which waiting for the scheduler is no matter.
 _EXPOSED = 0.02
@@ -34,103 +32,77 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     gain: float
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Recent steps.
-
-    Attributes:
-        steps: their tables and settings.
-        plans: their plans.
-        stats: their figures, times among them.
-        deadline: on `time.monotonic`: from there on, nothing more is planned.
-    """
-
-    steps: Steps
-    plans: Sequence[StepPlan]
-    stats: Sequence[StepStats]
-    deadline: float = math.inf
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() > self.deadline
-
-
-def advise(situation: Situation, *, min_gain: float = 0.03) -> list[Advice]:
-    """Plan the steps under other settings and return those that gain, the best first.
+def advise(steps: Steps, *, min_gain: float = 0.03, deadline: float = math.inf) -> list[Advice]:
+    """Plan recent steps under other settings and return those that gain, the best first, at most one for each setting.
 
     Args:
-        situation: recent steps, planned by `plan_step` over the whole group.
+        steps: with their plans and figures.
         min_gain: gains below are not named.
-
-    Returns:
-        At most one for each setting.
+        deadline: on `time.monotonic`: from there on, no further setting is tried.
     """
-    pairs = zip(situation.steps.tables, situation.plans, strict=True)
-    work = sum(int(table.cost[plan.rank >= 0].sum()) for table, plan in pairs)
-    now = sum(plan.value for plan in situation.plans) / max(1, work)
+    now = cost_per_work(list(zip(steps.tables, steps.plans, strict=True)))
     found: list[Advice] = []
     for rule in _RULES:
-        if situation.is_late:
+        if time.monotonic() > deadline:
             break
         with contextlib.suppress(EvenpackError, ValueError):  # under that setting, the steps cannot be planned at all
-            advice = rule(situation, now)
+            advice = rule(steps, now)
             if advice is not None and advice.gain >= min_gain:
                 found.append(advice)
     return sorted(found, key=lambda advice: -advice.gain)
 
 
-def _larger_batch(situation: Situation, now: float) -> Advice | None:
+def _larger_batch(steps: Steps, now: float) -> Advice | None:
     """More samples a step: fuller packs, and more to balance with."""
-    steps, config = situation.steps, situation.steps.config
+    config = steps.config
     name = "samples_per_step" if config.samples_per_step is not None else "tokens_per_step"
     if config.num_microbatches is not None:
         return None  # their number would have to grow as well
     best, best_factor = 0.0, 0
     for factor in (2, 4):
-        larger = None if situation.is_late else merged(steps, factor)
+        larger = merged(steps, factor)
         gain = 0.0 if larger is None else 1 - time_per_work(larger) / now
         if gain > best + (_WORTH_DOUBLING if best else 0.0):
             best, best_factor = gain, factor
     if not best_factor:
         return None
-    figures = Summary.of(situation.stats)
+    room = sum(plan.tokens.size for plan in steps.plans) * config.max_tokens * steps.cp_size
+    fill = sum(int(plan.tokens.sum()) for plan in steps.plans) / max(1, room)
     text = (
-        f"max_tokens={config.max_tokens} leaves packs {_fill(situation):.0%} full and ranks wait {figures.bubble:.0%} of the "
-        f"step: {name}={getattr(config, name) * best_factor} (a batch {best_factor} times as large) would cut the cost per "
+        f"max_tokens={config.max_tokens} leaves packs {fill:.0%} full and ranks wait {Summary.of(steps.stats).bubble:.0%} of "
+        f"the step: {name}={getattr(config, name) * best_factor} (a batch {best_factor} times as large) would cut the cost per "
         f"token by {best:.0%}"
     )
     return Advice(kind=name, text=text, gain=best)
 
 
-def _larger_packs(situation: Situation, now: float) -> Advice | None:
+def _larger_packs(steps: Steps, now: float) -> Advice:
     """More memory for a pack: fewer micro-batches."""
-    config = situation.steps.config
-    larger = msgspec.structs.replace(config, max_tokens=2 * config.max_tokens)
-    gain = 1 - time_per_work(situation.steps, larger) / now
-    count = np.mean([plan.num_microbatches for plan in situation.plans])
+    larger = msgspec.structs.replace(steps.config, max_tokens=2 * steps.config.max_tokens)
+    gain = 1 - time_per_work(steps, larger) / now
+    count = np.mean([plan.num_microbatches for plan in steps.plans])
     text = (
-        f"max_tokens={config.max_tokens} makes {count:.1f} micro-batches "
+        f"max_tokens={steps.config.max_tokens} makes {count:.1f} micro-batches "
         f"a step: max_tokens={larger.max_tokens}, where memory allows it, would cut the step's cost per token by {gain:.0%}"
     )
     return Advice(kind="max_tokens", text=text, gain=gain)
 
 
-def _chosen_count(situation: Situation, now: float) -> Advice | None:
+def _chosen_count(steps: Steps, now: float) -> Advice | None:
     """More micro-batches than the step needs."""
-    config = situation.steps.config
-    if config.num_microbatches is None:
+    if steps.config.num_microbatches is None:
         return None
-    gain = 1 - time_per_work(situation.steps, msgspec.structs.replace(config, num_microbatches=None)) / now
+    gain = 1 - time_per_work(steps, msgspec.structs.replace(steps.config, num_microbatches=None)) / now
     text = (
-        f"num_microbatches={config.num_microbatches} is not the best for these steps: num_microbatches=None (chosen for each "
-        f"step) would cut the step's cost per token by {gain:.0%}"
+        f"num_microbatches={steps.config.num_microbatches} is not the best for these steps: num_microbatches=None (chosen for "
+        f"each step) would cut the step's cost per token by {gain:.0%}"
     )
     return Advice(kind="num_microbatches", text=text, gain=gain)
 
 
-def _heavy_samples(situation: Situation, now: float) -> Advice | None:
+def _heavy_samples(steps: Steps, now: float) -> Advice | None:
     """Samples heavier than a rank's mean load: they are deferred, or split."""
-    steps, config = situation.steps, situation.steps.config
+    config = steps.config
     bound, longest, most = 0, 0, 0.0
     for table in steps.tables:
         weight = table.cost.reshape(len(table), -1).sum(axis=1)
@@ -144,14 +116,9 @@ def _heavy_samples(situation: Situation, now: float) -> Advice | None:
     gains = []
     if config.defer is None and config.samples_per_step is not None and len(steps.tables) > 1:
         gains.append((1 - with_deferral(steps) / now, f"defer={DEFER} would cut the step's cost per token by {{:.0%}}"))
-    split = with_context_parallelism(steps)
-    if split is not None:
-        gains.append(
-            (
-                1 - split / now,
-                f"context parallelism of {2 * steps.cp_size} on the same GPUs by {{:.0%}}, its communication aside",
-            )
-        )
+    if (split := with_context_parallelism(steps)) is not None:
+        words = f"context parallelism of {2 * steps.cp_size} on the same GPUs by {{:.0%}}, its communication aside"
+        gains.append((1 - split / now, words))
     named = [words.format(gain) for gain, words in gains if gain > 0]
     if not named:
         return None
@@ -162,15 +129,14 @@ def _heavy_samples(situation: Situation, now: float) -> Advice | None:
     return Advice(kind="heavy samples", text=text, gain=max(gain for gain, _ in gains))
 
 
-def _prefetch(situation: Situation, now: float) -> Advice | None:
+def _prefetch(steps: Steps, now: float) -> Advice | None:
     """Waiting for the scheduler that prefetch would hide."""
     del now  # a matter of seconds, not of plans
-    figures, prefetch = Summary.of(situation.stats), situation.steps.config.prefetch
+    figures = Summary.of(steps.stats)
     share, seconds = figures.exposed_share, figures.step_seconds
     if share is None or seconds is None or share < _EXPOSED:
         return None
     training = seconds * (1 - share)
-    hidden = 1 - max(training, figures.prepare_seconds) / seconds
     text = f"the training thread waits {share:.1%} of the step for the scheduler: "
     if figures.prepare_seconds > training:
         text += (
@@ -178,22 +144,16 @@ def _prefetch(situation: Situation, now: float) -> Advice | None:
             "needs to be faster (more workers in the loader)"
         )
         return Advice(kind="source", text=text, gain=share)
-    text += f"prefetch={prefetch + 1} would save up to {hidden:.1%}"
+    hidden = 1 - training / seconds
+    text += f"prefetch={steps.config.prefetch + 1} would save up to {hidden:.1%}"
     return Advice(kind="prefetch", text=text, gain=hidden)
 
 
 #: The quickest to look at first.
-_RULES: tuple[Callable[[Situation, float], Advice | None], ...] = (
+_RULES: tuple[Callable[[Steps, float], Advice | None], ...] = (
     _prefetch,
     _chosen_count,
     _larger_packs,
     _heavy_samples,
     _larger_batch,
 )
-
-
-def _fill(situation: Situation) -> float:
-    """Share of the packs' room that real tokens take."""
-    steps = situation.steps
-    room = sum(plan.tokens.size for plan in situation.plans) * steps.config.max_tokens * steps.cp_size
-    return sum(int(plan.tokens.sum()) for plan in situation.plans) / max(1, room)

@@ -5,12 +5,12 @@ import time
 import warnings
 from collections import deque
 
-from ...plan import SampleTable, StepPlan, plan_step
+from ...plan import SampleTable, StepPlan
 from ...plan.settings import check_int, check_real
 from ...stats import StepStats
 from ...step import PackedStep
-from .advise import Advice, Situation, advise
-from .what_if import Steps
+from .advise import Advice, advise
+from .what_if import PLAN_STEP, Steps
 
 #: Seconds that `close` waits for advice that is being worked out.
 _PATIENCE = 10.0
@@ -61,17 +61,14 @@ class Advisor:
         self.advice: dict[str, Advice] = {}
 
     def __call__(self, step: PackedStep) -> None:
-        """Take note of a step; begin a look where it is time, and warn of what the last one found."""
-        context = step.context
-        is_ours = context.planner == f"{plan_step.__module__}.{plan_step.__qualname__}" and context.config.scope == "group"
-        if not step.is_writer or not is_ours:
+        """Take note of a step; begin a look when it is time, and warn of what the last one found."""
+        if not step.is_writer or step.context.planner != PLAN_STEP or step.context.config.scope != "group":
             return
         self._recent.append((step.stats, step.table, step.plan))
         self._until_next -= 1
-        if self._until_next <= 0 and not self._is_looking:
+        if self._until_next <= 0 and not (self._thread is not None and self._thread.is_alive()):
             self._until_next = self._every
-            situation = self._situation(step)
-            self._thread = threading.Thread(target=self._look, args=(situation,), name="evenpack-advisor", daemon=True)
+            self._thread = threading.Thread(target=self._look, args=(self._steps(step),), name="evenpack-advisor", daemon=True)
             self._thread.start()
         self._warn()
 
@@ -83,16 +80,15 @@ class Advisor:
         self._recent.clear()
         self._warn()
 
-    @property
-    def _is_looking(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _situation(self, step: PackedStep) -> Situation:
+    def _steps(self, step: PackedStep) -> Steps:
         context, recent = step.context, list(self._recent)
         while len(recent) > 1 and sum(len(table) for _, table, _ in recent) > self._max_samples:
             del recent[0]
-        steps = Steps(
-            tables=[table for _, table, _ in recent],
+        stats, tables, plans = zip(*recent, strict=True)
+        return Steps(
+            tables=tables,
+            plans=plans,
+            stats=stats,
             config=context.config,
             num_ranks=step.plan.num_ranks,
             towers=context.towers,
@@ -100,15 +96,9 @@ class Advisor:
             node_of_rank=context.channel.node_of_rank,
             peers=context.channel.peers,
         )
-        return Situation(
-            steps=steps,
-            plans=[plan for _, _, plan in recent],
-            stats=[stats for stats, _, _ in recent],
-            deadline=time.monotonic() + self._max_seconds,
-        )
 
-    def _look(self, situation: Situation) -> None:
-        self._found = advise(situation, min_gain=self._min_gain)
+    def _look(self, steps: Steps) -> None:
+        self._found = advise(steps, min_gain=self._min_gain, deadline=time.monotonic() + self._max_seconds)
 
     def _warn(self) -> None:
         found, self._found = self._found, []

@@ -13,7 +13,10 @@ from ...plan.settings import NO_TOWERS
 from ...stages.describe import record_dtype
 from ...stages.gather import Gathered
 from ...stages.select import waiting_outliers
+from ...stats import StepStats
 
+#: Name under which a step says that `plan_step` planned it.
+PLAN_STEP = f"{plan_step.__module__}.{plan_step.__qualname__}"
 #: Steps that a heavy sample may wait in the simulation of `defer`.
 DEFER = 8
 
@@ -23,15 +26,14 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         tables: of each step.
-        config: settings.
-        num_ranks: R.
-        towers: as `plan_step`.
-        cp_size: context-parallel size.
-        node_of_rank: as `plan_step`.
-        peers: as `plan_step`.
+        plans: of each step, by `plan_step` over the whole group.
+        stats: of each step, times among them.
+        config, num_ranks, towers, cp_size, node_of_rank, peers: as `plan_step`.
     """
 
     tables: Sequence[SampleTable]
+    plans: Sequence[StepPlan] = ()
+    stats: Sequence[StepStats] = ()
     config: SchedulerConfig
     num_ranks: int
     towers: MediaTowers = NO_TOWERS
@@ -60,7 +62,7 @@ def time_per_work(steps: Steps, config: SchedulerConfig | None = None) -> float:
         >>> time_per_work(Steps(tables=[table], config=SchedulerConfig(max_tokens=8, samples_per_step=2), num_ranks=2))
         0.5
     """
-    return _ratio([(table, steps.plan(table, config)) for table in steps.tables])
+    return cost_per_work([(table, steps.plan(table, config)) for table in steps.tables])
 
 
 def merged(steps: Steps, factor: int) -> Steps | None:
@@ -88,7 +90,7 @@ def with_context_parallelism(steps: Steps) -> float | None:
         halved = msgspec.structs.replace(table, home=table.home // 2, padded=round_up(table.tokens, align))
         plan = plan_step(halved, num_ranks=steps.num_ranks // 2, config=config, towers=steps.towers, cp_size=cp_size)
         pairs.append((halved, plan))
-    return _ratio(pairs) / 2
+    return cost_per_work(pairs) / 2
 
 
 def with_deferral(steps: Steps) -> float:
@@ -101,22 +103,19 @@ def with_deferral(steps: Steps) -> float:
         both = table if waiting is None else SampleTable.concatenate([waiting, table])
         ages = np.concatenate([waited, np.zeros(len(table), np.int64)])
         order = np.argsort(both.home, kind="stable")
-        both, ages = _rows(both, order), ages[order]
+        both, ages = both.select(order), ages[order]
         ending = number == len(steps.tables) - 1
         waits = waiting_outliers(_gathered(both, ages), num_ranks=steps.num_ranks, limit=DEFER, ending=ending)
-        waiting, waited = _rows(both, waits), ages[waits] + 1
-        now = _rows(both, ~waits)
+        waiting, waited = both.select(waits), ages[waits] + 1
+        now = both.select(~waits)
         pairs.append((now, steps.plan(now, config)))
-    return _ratio(pairs)
+    return cost_per_work(pairs)
 
 
-def _ratio(pairs: Sequence[tuple[SampleTable, StepPlan]]) -> float:
+def cost_per_work(pairs: Sequence[tuple[SampleTable, StepPlan]]) -> float:
+    """Return the objectives of plans, added up, per unit of work in their tables."""
     work = sum(int(table.cost[plan.rank >= 0].sum()) for table, plan in pairs)
     return sum(plan.value for _, plan in pairs) / max(1, work)
-
-
-def _rows(table: SampleTable, index: np.ndarray) -> SampleTable:
-    return SampleTable(**{name: getattr(table, name)[index] for name in SampleTable.__struct_fields__})
 
 
 def _gathered(table: SampleTable, waited: np.ndarray) -> Gathered:

@@ -1,7 +1,6 @@
 """The run log: every step of a run on disk, to be read and planned again."""
 
-from .header import RunHeader
-from .record import RecordedStep
+from .record import RecordedStep, RunHeader
 from .replay import replay, replay_differences
 from .store import read_run
 from .writer import RunLog

@@ -1,4 +1,4 @@
-"""One recorded step: from a step to bytes, and back to its table, its plan and its figures."""
+"""What is recorded: the settings of a run, and each step; from a step to bytes, and back to its table, plan and figures."""
 
 from functools import cached_property
 from typing import Any
@@ -6,12 +6,98 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...._version import __version__  # pyright: ignore[reportMissingImports]
 from ....core import round_up
-from ...plan import SampleTable, StepPlan
+from ...config import SchedulerConfig
+from ...plan import CODE_VERSION, MediaTowers, SampleTable, StepPlan
 from ...plan.fixed import plan_fixed
 from ...plan.table import Ints
 from ...stats import StepStats
-from .header import RunHeader
+from ...step import PackedStep
+
+
+class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings under which steps were planned; written again when they change.
+
+    Attributes:
+        version: of evenpack.
+        code_version: of the planner: another one may plan the same table differently.
+        planner: name of the function that planned.
+        settings: the scheduler's settings, as plain data.
+        towers: the adapter's media towers, which the plan knew.
+        num_ranks: R.
+        cp_size: context-parallel size.
+        phases: names of the cost's phases.
+        node_of_rank: `[R]`, node of each rank.
+        peers: ranks that each rank may send samples to; None for any.
+        stats_fields: names of the figures that each record holds, in order.
+        first_step: number of the first step under it; a later run that begins earlier was resumed from a checkpoint.
+        started: when it was written, in seconds since 1970.
+    """
+
+    version: str
+    code_version: str
+    planner: str
+    settings: dict[str, Any]
+    towers: MediaTowers
+    num_ranks: int
+    cp_size: int
+    phases: tuple[str, ...]
+    node_of_rank: tuple[int, ...]
+    peers: list[list[int]] | None
+    stats_fields: tuple[str, ...]
+    first_step: int
+    started: float
+
+    @classmethod
+    def of(cls, step: PackedStep, started: float) -> "RunHeader":
+        """Return the header of the steps that are planned as a step was."""
+        context, num_ranks = step.context, step.plan.num_ranks
+        alone = [[rank] for rank in range(num_ranks)] if context.config.scope == "rank" else None
+        return cls(
+            version=__version__,
+            code_version=CODE_VERSION,
+            planner=context.planner,
+            settings=msgspec.to_builtins(context.config),
+            towers=context.towers,
+            num_ranks=num_ranks,
+            cp_size=context.cp_size,
+            phases=context.phases,
+            node_of_rank=tuple(context.channel.node_of_rank),
+            peers=alone or context.channel.peers,
+            stats_fields=StepStats.__struct_fields__,
+            first_step=step.stats.step,
+            started=started,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RunHeader":
+        """Return a header from its msgpack bytes.
+
+        Raises:
+            ValueError: the steps under it have other figures than those of this version.
+        """
+        header = msgspec.msgpack.decode(data, type=cls)
+        if header.stats_fields != StepStats.__struct_fields__:
+            raise ValueError(f"recorded by evenpack {header.version}, this is {__version__}: the figures of a step differ")
+        return header
+
+    def says_the_same(self, other: "RunHeader") -> bool:
+        """Return whether steps under another header were planned under the same settings."""
+        return msgspec.structs.replace(other, first_step=self.first_step, started=self.started) == self
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The scheduler's settings.
+
+        Raises:
+            ValueError: settings that this version does not know.
+        """
+        try:
+            return SchedulerConfig.from_dict(self.settings)
+        except ValueError as error:
+            raise ValueError(f"recorded by evenpack {self.version}, this is {__version__}: {error}") from None
+
 
 #: Smallest value, type ("" if all values are equal), number of values, and the values less the smallest.
 _Column = tuple[int, str, int, bytes]
@@ -34,10 +120,6 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     moved: _Column  # rank less home, rank -1 where dropped
     microbatch: _Column
     cost: list[_Column]
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_RECORDS = msgspec.msgpack.Decoder(_Record)
 
 
 def _pack(values: Ints) -> _Column:
@@ -76,12 +158,12 @@ def encode_step(stats: StepStats, table: SampleTable, plan: StepPlan) -> bytes:
         microbatch=_pack(plan.microbatch),
         cost=[_pack(np.ascontiguousarray(column)) for column in table.cost.reshape(len(table), -1).T],
     )
-    return _ENCODER.encode(record)
+    return msgspec.msgpack.encode(record)
 
 
 def decode_step(data: bytes, header: RunHeader) -> "RecordedStep":
     """Return a step, planned under a header, from its bytes."""
-    record = _RECORDS.decode(data)
+    record = msgspec.msgpack.decode(data, type=_Record)
     return RecordedStep(
         header=header,
         stats=msgspec.convert(dict(zip(header.stats_fields, record.stats, strict=True)), StepStats),
@@ -149,7 +231,7 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tru
         header, table, kept = self.header, self.table, np.flatnonzero(self.rank >= 0)
         config = msgspec.structs.replace(header.config, num_microbatches=self.num_microbatches)
         rebuilt = plan_fixed(
-            SampleTable(**{name: getattr(table, name)[kept] for name in SampleTable.__struct_fields__}),
+            table.select(kept),
             self.rank[kept],
             self.microbatch[kept],
             num_ranks=header.num_ranks,

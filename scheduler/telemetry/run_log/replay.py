@@ -1,18 +1,15 @@
 """Plan a recorded step again: what the prediction says against what the run had."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ....core import differences
 from ...config import SchedulerConfig
-from ...plan import CODE_VERSION, StepPlan, plan_step
+from ...plan import CODE_VERSION, StepPlan, planner_for
 from ...stages.planning import plan_lists
-from ..advice.what_if import Steps
-from .header import RunHeader
+from ..advice.what_if import PLAN_STEP
 from .record import RecordedStep
-
-_PLAN_STEP = f"{plan_step.__module__}.{plan_step.__qualname__}"
 
 
 def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> StepPlan:
@@ -28,39 +25,13 @@ def replay(recorded: RecordedStep, config: SchedulerConfig | None = None) -> Ste
     Raises:
         ValueError: the run was planned by a custom planner.
     """
-    header = recorded.header
-    config = config or header.config
+    header, table, config = recorded.header, recorded.table, config or recorded.header.config
+    same: dict[str, Any] = {name: getattr(header, name) for name in ("num_ranks", "towers", "cp_size")}
     if config.scope == "microbatch":
-        return plan_lists(
-            recorded.table,
-            recorded.microbatch,
-            num_ranks=header.num_ranks,
-            config=config,
-            towers=header.towers,
-            cp_size=header.cp_size,
-        )
-    if not is_replayable(header):
+        return plan_lists(table, recorded.microbatch, config=config, **same)
+    if header.planner != PLAN_STEP:
         raise ValueError(f"step {recorded.stats.step} was planned by {header.planner}, which a replay cannot call")
-    return steps_of([recorded]).plan(recorded.table, config)
-
-
-def steps_of(recorded: Sequence[RecordedStep]) -> Steps:
-    """Return recorded steps of one header as they are planned again."""
-    header = recorded[-1].header
-    return Steps(
-        tables=[step.table for step in recorded],
-        config=header.config,
-        num_ranks=header.num_ranks,
-        towers=header.towers,
-        cp_size=header.cp_size,
-        node_of_rank=header.node_of_rank,
-        peers=header.peers,
-    )
-
-
-def is_replayable(header: RunHeader) -> bool:
-    """Return whether a run was planned by `plan_step`, and not by a custom planner."""
-    return header.planner == _PLAN_STEP
+    return planner_for(len(table))(table, config=config, node_of_rank=header.node_of_rank, peers=header.peers, **same)
 
 
 def replay_differences(recorded: RecordedStep) -> list[str]:

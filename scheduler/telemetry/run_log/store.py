@@ -15,11 +15,10 @@ import msgspec
 
 from ...plan import SampleTable, StepPlan
 from ...stats import StepStats
-from .header import RunHeader
-from .record import RecordedStep, decode_step, encode_step
+from .record import RecordedStep, RunHeader, decode_step, encode_step
 
 FILE = "run.sqlite"
-#: Version of the tables and of the records in them; 1 were files `*.steps`.
+#: Version of the tables and of the records in them.
 _FORMAT_VERSION = 2
 _APPLICATION_ID = 0x45565041
 _SCHEMA = f"""
@@ -55,7 +54,6 @@ class StepWriter:
     """
 
     def __init__(self, folder: Path, header: RunHeader, max_steps: int | None = None) -> None:
-        _refuse_version_1(folder)
         file, self._max_steps = folder / FILE, max_steps
         is_new = not file.exists() or not file.stat().st_size
         try:
@@ -145,7 +143,6 @@ def log_file(path: str | Path) -> Path:
         return path
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: name the folder of a RunLog")
-    _refuse_version_1(path)
     if not (path / FILE).is_file():
         raise ValueError(f"{path} holds no run log (no file {FILE})")
     return path / FILE
@@ -173,8 +170,8 @@ def _read(connection: sqlite3.Connection, file: Path, run: int | None) -> Iterat
 
 def _check_version(connection: sqlite3.Connection, file: Path) -> None:
     try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        pragmas = ("PRAGMA application_id", "PRAGMA user_version")
+        application, version = (connection.execute(pragma).fetchone()[0] for pragma in pragmas)
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
@@ -183,11 +180,3 @@ def _check_version(connection: sqlite3.Connection, file: Path) -> None:
         raise ValueError(f"{file} is not a run log")
     if version != _FORMAT_VERSION:
         raise ValueError(f"{file} is a run log of version {version}, this evenpack reads version {_FORMAT_VERSION}")
-
-
-def _refuse_version_1(folder: Path) -> None:
-    if any(folder.glob("*.steps")):
-        raise ValueError(
-            f"{folder} holds a run log of version 1 (files *.steps), this evenpack reads version {_FORMAT_VERSION}: "
-            "read it with the evenpack that wrote it, and give a new run another folder"
-        )

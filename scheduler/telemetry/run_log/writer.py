@@ -12,7 +12,7 @@ from ...plan import SampleTable, StepPlan
 from ...plan.settings import check_int
 from ...stats import StepStats
 from ...step import PackedStep, StepContext
-from .header import RunHeader
+from .record import RunHeader
 from .store import StepWriter
 
 #: Seconds that `close` waits for a disk that does not answer.

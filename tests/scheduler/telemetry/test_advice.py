@@ -9,7 +9,7 @@ import pytest
 
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SampleTable, SchedulerConfig, StepStats
 from evenpack.scheduler.stats import step_stats
-from evenpack.scheduler.telemetry.advice import AdviceWarning, Advisor, Situation, advise, advisor
+from evenpack.scheduler.telemetry.advice import AdviceWarning, Advisor, advise, advisor
 from evenpack.scheduler.telemetry.advice.what_if import Steps, time_per_work, with_context_parallelism, with_deferral
 from evenpack.scheduler.testing import run_ranks
 
@@ -27,7 +27,7 @@ def situation(lengths, homes, num_steps=4, seconds=None, num_ranks=2, **settings
         exposed, step, prepare = seconds
         times = {"exposed_seconds": exposed, "step_seconds": step, "prepare_seconds": prepare, "tokens_per_second": 1.0}
         stats = StepStats(**{name: getattr(stats, name) for name in stats.__struct_fields__} | times)
-    return Situation(steps=steps, plans=[plan] * num_steps, stats=[stats] * num_steps)
+    return msgspec.structs.replace(steps, plans=[plan] * num_steps, stats=[stats] * num_steps)
 
 
 EVEN = ([4] * 8, [0] * 4 + [1] * 4)
@@ -74,7 +74,7 @@ def test_a_look_ends_when_its_time_is_up():
     """What was planned by then is said; nothing more is planned."""
     found = situation([64], [0])
     assert "samples_per_step" in [advice.kind for advice in advise(found)]
-    assert advise(msgspec.structs.replace(found, deadline=0.0)) == []
+    assert advise(found, deadline=0.0) == []
 
 
 def test_what_cannot_be_planned_is_left_aside():
@@ -107,7 +107,7 @@ def test_deferral_trains_every_sample_once():
 
 
 def test_context_parallelism_needs_pairs_of_ranks():
-    steps = situation([8, 8, 8], [0, 1, 2], num_ranks=3).steps
+    steps = situation([8, 8, 8], [0, 1, 2], num_ranks=3)
     assert with_context_parallelism(steps) is None
     assert time_per_work(steps) == pytest.approx(1 / 3)
 
@@ -143,7 +143,7 @@ def test_training_does_not_wait_for_advice(monkeypatch):
     """A look that takes for ever holds up no step, and no second one begins meanwhile."""
     gate, looks = threading.Event(), []
 
-    def blocked(situation, min_gain):
+    def blocked(steps, **settings):
         looks.append(threading.current_thread().name)
         gate.wait(60)
         return []
@@ -163,9 +163,7 @@ def test_training_does_not_wait_for_advice(monkeypatch):
 
 def test_a_window_holds_no_more_samples_than_asked(monkeypatch):
     sizes = []
-    monkeypatch.setattr(
-        advisor, "advise", lambda situation, min_gain: sizes.append([len(t) for t in situation.steps.tables]) or []
-    )
+    monkeypatch.setattr(advisor, "advise", lambda steps, **settings: sizes.append([len(t) for t in steps.tables]) or [])
     train(lambda rank: Advisor(every=100, window=8, max_samples=6))
     assert sizes == [[2, 2, 2]]
 

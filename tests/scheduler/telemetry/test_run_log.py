@@ -174,7 +174,7 @@ def test_settings_that_change_are_those_of_each_step(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    """Other content, another program's database, another version, and the files of version 1: by the reader and the writer."""
+    """Other content, another program's database, another version: by the reader and the writer."""
 
     def refused(text):
         with pytest.raises(ValueError, match=text):
@@ -195,9 +195,6 @@ def test_other_files_are_refused(tmp_path):
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     refused("is a run log of version 99, this evenpack reads version 2")
-    (tmp_path / FILE).unlink()
-    (tmp_path / "000000.steps").write_bytes(b"evenpack run")
-    refused(r"version 1 \(files \*\.steps\)")
 
 
 def test_figures_of_another_version_are_refused(tmp_path):
