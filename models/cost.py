@@ -94,9 +94,12 @@ def _coefficients(
     }
     if vision is not None:
         trained = trained_modalities is None or bool({"image", "video"} & set(trained_modalities))
-        patch, patch_squared = _vision(vision)
+        towers = [_vision(one) for one in (vision, getattr(holder, "high_res_vision_config", None)) if one is not None]
+        patch, patch_squared = (sum(costs) for costs in zip(*towers, strict=True))
         passes = (_TRAINED if trained else FORWARD) / tp_size
         fields |= {"vision_linear": passes * patch, "vision_quadratic": passes * patch_squared, "has_vision": True}
+    elif getattr(holder, "image_token_id", None) is not None:  # patches or codes enter the decoder without a tower (Fuyu)
+        fields["has_vision"] = True
     audio = getattr(holder, "audio_config", None)
     if audio is not None:
         trained = trained_modalities is None or "audio" in trained_modalities
@@ -203,8 +206,10 @@ def _is_dense(text: Any, layer: int) -> bool:
 
 def _audio(audio: Any) -> float:
     """Forward operations per mel frame: convolutions, then layers that attend within windows."""
-    width, mels = _get(audio, "d_model", "hidden_size"), _get(audio, "num_mel_bins")
-    layers, inner = _get(audio, "encoder_layers", "num_hidden_layers"), _get(audio, "encoder_ffn_dim", "intermediate_size")
+    width = _get(audio, "d_model", "hidden_size")
+    mels = _get(audio, "num_mel_bins", "input_size", "input_feat_size", default=80)
+    layers = _get(audio, "encoder_layers", "num_hidden_layers", "num_blocks", "conf_num_hidden_layers")
+    inner = _get(audio, "encoder_ffn_dim", "intermediate_size", default=4 * width)
     channels = getattr(audio, "downsample_hidden_size", None)
     if channels:  # three convolutions of 3 x 3, each of which halves time and frequency
         positions = 1 / 8
@@ -218,8 +223,30 @@ def _audio(audio: Any) -> float:
     return float(2.0 * (convolutions + positions * per_position) + 4.0 * positions * layers * width * window)
 
 
+#: Words for the size of a vision transformer in the names of architectures (timm), to its width and its layers.
+_TIMM_SIZES = {
+    "tiny": (192, 12),
+    "small": (384, 12),
+    "base": (768, 12),
+    "large": (1024, 24),
+    "so400m": (1152, 27),
+    "huge": (1280, 32),
+    "giant": (1408, 40),
+    "gigantic": (1664, 48),
+}
+#: Weights of a tower of convolutions whose name says nothing.
+_TIMM_WEIGHTS = 300_000_000
+
+
 def _vision(vision: Any) -> tuple[float, float]:
     """Forward operations per patch and per patch squared of one frame."""
+    # DeepSeek-OCR 2 has two towers one after the other.
+    parts = [getattr(vision, name) for name in ("sam_config", "encoder_config") if hasattr(vision, name)]
+    if parts:
+        towers = [_vision(part) for part in parts]
+        return sum(linear for linear, _ in towers), sum(quadratic for _, quadratic in towers)
+    if hasattr(vision, "architecture"):
+        return _timm(vision)
     # Qwen2-VL calls the tower's width embed_dim and uses hidden_size for what it hands to the decoder.
     width = _get(vision, "embed_dim", "hidden_size")
     if "out_hidden_size" not in vars(vision) and "embed_dim" not in vars(vision):
@@ -227,16 +254,37 @@ def _vision(vision: Any) -> tuple[float, float]:
     else:
         out = getattr(vision, "out_hidden_size", None) or vision.hidden_size
     depth = _get(vision, "depth", "num_hidden_layers")
-    inner = getattr(vision, "intermediate_size", None) or int(width * _get(vision, "mlp_ratio", default=4))
+    inner = _mean(getattr(vision, "intermediate_size", None)) or int(width * _get(vision, "mlp_ratio", default=4))
     windowed = getattr(vision, "fullatt_block_indexes", None)
     # Towers with window attention gate their feed-forward part (three matrices).
     weights = depth * (4 * width * width + (3 if windowed is not None else 2) * width * inner)
     merge = getattr(vision, "spatial_merge_size", 1) ** 2
     weights += (merge * width) * (merge * width + out) / merge
-    patch = _get(vision, "patch_size")
+    patch = _mean(getattr(vision, "patch_size", None)) or 14  # a tower behind another one has no patches of its own
     pixels = getattr(vision, "in_channels", 3) * getattr(vision, "temporal_patch_size", 1) * patch**2
     linear, full = 2.0 * (weights + width * pixels), depth
     if windowed is not None:
         full = len(windowed)
         linear += 4.0 * (depth - full) * width * (vision.window_size // patch) ** 2
     return linear, 4.0 * full * width
+
+
+def _mean(value: Any) -> Any:
+    """Return a size that some configurations give per side or per layer as one number."""
+    return sum(value) / len(value) if isinstance(value, list | tuple) else value
+
+
+def _timm(vision: Any) -> tuple[float, float]:
+    """Forward operations of a tower of timm, whose configuration has a name and perhaps arguments, but no sizes.
+
+    A vision transformer is told by its arguments or by the words of its name. Of convolutions only the weights are counted,
+    by their number in the name where it is there (mobilenetv5_300m): a lower bound, because early layers run at more places.
+    """
+    words, given = vision.architecture.split("_"), vision.model_args or {}
+    width, depth = next((_TIMM_SIZES[word] for word in words if word in _TIMM_SIZES), (0, 0))
+    width, depth = given.get("embed_dim", width), given.get("depth", depth)
+    if "vit" not in words or not (isinstance(width, int) and isinstance(depth, int) and width and depth):
+        millions = [int(word[:-1]) for word in words if word[-1:] == "m" and word[:-1].isdigit()]
+        return 2.0 * (millions[0] * 10**6 if millions else _TIMM_WEIGHTS), 0.0
+    patch = next((int(word[5:]) for word in words if word.startswith("patch") and word[5:].isdigit()), 14)
+    return 2.0 * (depth * 12 * width * width + width * 3 * patch**2), 4.0 * depth * width

@@ -8,6 +8,7 @@ from ...core import Field, FieldSet
 from ...models.adapter import ModelAdapter
 from ..masks import MaskPreset, detect_preset, preset_named
 from .settings import EncoderConfig
+from .sizes import counts_pixels
 
 #: Field that says which strategy found a sample's mask.
 STRATEGY = Field(name="mask_strategy", kind="sample", dtype="text")
@@ -21,15 +22,28 @@ def chat_format(preset: str | MaskPreset, template: str) -> MaskPreset | None:
 
 
 def check_limits(processor: Any, adapter: ModelAdapter, config: EncoderConfig) -> None:
-    """Raise `ValueError` where a family sees images and nobody said how large they may be."""
+    """Raise `ValueError` where nobody said how large images may be, or where limits are given that a processor has not."""
     image_processor = getattr(processor, "image_processor", None)
-    if image_processor is None or "image" not in adapter.media_tokens or config.min_pixels is not None:
-        return
-    size = dict(getattr(image_processor, "size", None) or {})
-    raise ValueError(
-        f"give min_pixels and max_pixels: images of {adapter.name} are resized to an area within them "
-        f"(the processor's own are {size.get('shortest_edge')} and {size.get('longest_edge')})"
-    )
+    if image_processor is not None and "image" in adapter.media_tokens:
+        if config.min_pixels is None and counts_pixels(image_processor):
+            size = dict(getattr(image_processor, "size", None) or {})
+            raise ValueError(
+                f"give min_pixels and max_pixels: images of {adapter.name} are resized to an area within them "
+                f"(the processor's own are {size.get('shortest_edge')} and {size.get('longest_edge')})"
+            )
+        _check_area(image_processor, "min_pixels", config.min_pixels)
+    video_processor = getattr(processor, "video_processor", None)
+    if video_processor is not None:
+        _check_area(video_processor, "video_min_pixels", config.video_min_pixels)
+
+
+def _check_area(processor: Any, name: str, given: int | None) -> None:
+    """Raise `ValueError` for limits of the area, given to a processor whose `size` means something else."""
+    if given is not None and not counts_pixels(processor):
+        raise ValueError(
+            f"leave out {name}={given} and {name.replace('min', 'max')}: {type(processor).__name__} limits no area, and "
+            f"its own settings decide about sizes (size: {getattr(processor, 'size', None)}); change them at the processor"
+        )
 
 
 def check_media_tokens(processor: Any, adapter: ModelAdapter) -> None:

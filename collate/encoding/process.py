@@ -12,6 +12,7 @@ from ..masks.extents import Extents, token_extents
 from .errors import NoMediaReaderError, UnreadableMediaError
 from .escaper import Shield
 from .settings import EncoderConfig
+from .sizes import counts_pixels
 
 #: What a processor returns besides media tensors; none of it is a field of a sample.
 WORKING = ("offset_mapping", "text_replacement_offsets", "attention_mask", "mm_token_type_ids", "token_type_ids")
@@ -53,17 +54,19 @@ class TextProcessor:
         self._has_offsets = bool(getattr(self._tokenizer, "is_fast", False))
         self._only_tokenizes = only_tokenizes(processor)
         self._limits: dict[str, Any] = {}
-        self._knows_video_limits = config.video_min_pixels is not None
+        video_processor = getattr(processor, "video_processor", None)
+        self._knows_video_limits = config.video_min_pixels is not None or not counts_pixels(video_processor)
         if config.min_pixels is not None:
             size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
             self._limits["images_kwargs"] = {"size": size}
         self._video_fps, self._source_fps = config.video_fps, config.source_fps
+        sampling: dict[str, Any] = {"do_sample_frames": config.video_fps is not None}
+        if config.video_fps is not None:
+            sampling["fps"] = config.video_fps
         if config.video_min_pixels is not None:
-            size = {"shortest_edge": config.video_min_pixels, "longest_edge": config.video_max_pixels}
-            sampling = {"do_sample_frames": config.video_fps is not None}
-            if config.video_fps is not None:
-                sampling["fps"] = config.video_fps  # type: ignore[assignment]
-            self._limits["videos_kwargs"] = {"size": size, **sampling}
+            sampling["size"] = {"shortest_edge": config.video_min_pixels, "longest_edge": config.video_max_pixels}
+        if video_processor is not None:
+            self._limits["videos_kwargs"] = sampling
 
     @property
     def is_multimodal(self) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from ...core import plain
 from ..masks import STRATEGIES, MaskPreset, preset_named
+from .sizes import counts_pixels
 
 OnEmptyMask = Literal["error", "drop", "keep"]
 
@@ -17,8 +18,8 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that `SampleEncoder` is told, besides its processor and adapter.
 
     Attributes:
-        min_pixels: least pixels of an image after resizing; required where the family sees images.
-        max_pixels: most pixels of an image after resizing; required where the family sees images.
+        min_pixels: least pixels of an image after resizing; required where the image processor limits the area of images.
+        max_pixels: most pixels of an image after resizing; required where the image processor limits the area of images.
         video_min_pixels: least pixels of a video, as the family's video processor counts them; required to encode videos.
         video_max_pixels: most pixels of a video, as the family's video processor counts them; required to encode videos.
         video_fps: frames sampled per second; None leaves frames as they are given.
@@ -133,5 +134,7 @@ def media_processor_record(processor: Any) -> dict[str, Any] | None:
         return None
     found = {name: getattr(processor, name) for name in _PIXELS if getattr(processor, name, None) is not None}
     statistics = {name: [float(one) for one in getattr(processor, name, None) or ()] for name in ("image_mean", "image_std")}
+    if not counts_pixels(processor) and hasattr(processor, "to_dict"):  # no limits of ours: its own settings decide
+        found = {"settings": digest(json.dumps(processor.to_dict(), sort_keys=True, default=str))}
     # The backend (Pillow or torchvision) decides about interpolation, so its class is part of the record.
     return {"class": type(processor).__name__, **found, **statistics}

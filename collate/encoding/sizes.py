@@ -19,6 +19,10 @@ RULES: dict[str, Rounding] = {
 }
 
 
+#: Sides of images stay far below this number, areas lie above it.
+_LONGEST_SIDE = 65_536
+
+
 class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
     """How an image processor resizes an image and cuts it into patches.
 
@@ -45,6 +49,18 @@ class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
         return self.patch_size * self.merge_size
 
 
+def counts_pixels(image_processor: Any) -> bool:
+    """Whether an image processor's `size` limits the area of an image; that of most others gives the length of sides."""
+    size = getattr(type(image_processor), "size", None)
+    known = any(name in RULES for name in _class_names(image_processor))
+    return known or (isinstance(size, dict) and "shortest_edge" in size and size.get("longest_edge", 0) > _LONGEST_SIDE)
+
+
+def _class_names(image_processor: Any) -> list[str]:
+    """Return the names of an image processor's classes without the suffixes of their backends."""
+    return [base.__name__.removesuffix("Pil").removesuffix("Fast") for base in type(image_processor).__mro__]
+
+
 def image_rule(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> ImageRule:
     """Return the rule of an image processor.
 
@@ -56,8 +72,7 @@ def image_rule(image_processor: Any, min_pixels: int | None, max_pixels: int | N
     Raises:
         ValueError: an image processor whose arithmetic is not known.
     """
-    names = [base.__name__.removesuffix("Pil").removesuffix("Fast") for base in type(image_processor).__mro__]
-    known: Rounding | None = next((RULES[name] for name in names if name in RULES), None)
+    known: Rounding | None = next((RULES[name] for name in _class_names(image_processor) if name in RULES), None)
     if known is None:
         raise ValueError(
             f"the token counts of {type(image_processor).__name__} are not known without pixels; known: {', '.join(RULES)}"

@@ -6,7 +6,7 @@ import msgspec
 from torch import nn
 
 from ...models import ModelAdapter, adapter_for, prepare_model
-from ...models.setup.prepare import decoder_of
+from ...models.setup.prepare import decoder_modules, decoder_of
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
 
 
@@ -43,8 +43,8 @@ def _trains_towers(model: nn.Module) -> bool:
     """Return whether a parameter outside of the decoder and the output layer is trained."""
     inner: Any = model
     output = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
-    text = [decoder_of(inner), *([output] if output is not None else [])]
-    known = {id(parameter) for part in text for parameter in part.parameters()}
+    text = [*decoder_modules(decoder_of(inner)), *(output.modules() if output is not None else [])]
+    known = {id(parameter) for part in text for parameter in part.parameters(recurse=False)}
     return any(parameter.requires_grad and id(parameter) not in known for parameter in inner.parameters())
 
 

@@ -1,6 +1,12 @@
 """Segment boundaries as a transformers model's attention takes them."""
 
+from typing import Any
+
 import torch
+
+#: Arguments of attention that describe the text row.
+ROW_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+_OF_ROW = "_evenpack_of_row"
 
 
 def attention_boundaries(real: torch.Tensor, padded: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -15,7 +21,7 @@ def attention_boundaries(real: torch.Tensor, padded: torch.Tensor, *, causal: bo
         causal: whether no token sees a later one.
 
     Returns:
-        int32 [S + 1], or [2 S + 1] where padding is cut off; segments may be empty.
+        int32 [S + 1], or [2 S + 1] where padding is cut off; segments may be empty. They are marked as those of the text row.
 
     Example:
         >>> real, padded = torch.tensor([0, 3, 5]), torch.tensor([0, 4, 8])
@@ -23,7 +29,20 @@ def attention_boundaries(real: torch.Tensor, padded: torch.Tensor, *, causal: bo
         [0, 3, 4, 6, 8]
     """
     if causal or real is padded:
-        return padded
-    starts = padded[:-1]
-    ends = starts + real.diff()
-    return torch.cat([torch.stack([starts, ends], dim=1).flatten(), padded[-1:]])
+        boundaries = padded
+    else:
+        starts = padded[:-1]
+        ends = starts + real.diff()
+        boundaries = torch.cat([torch.stack([starts, ends], dim=1).flatten(), padded[-1:]])
+    setattr(boundaries, _OF_ROW, True)
+    return boundaries
+
+
+def without_row(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a tower without those of the text row, which some models hand on to their towers.
+
+    A tower that happens to have as many patches as the row has tokens would take them for its own.
+    """
+    if not hasattr(kwargs.get("cu_seq_lens_q"), _OF_ROW):
+        return kwargs
+    return {name: value for name, value in kwargs.items() if name not in ROW_ARGUMENTS}

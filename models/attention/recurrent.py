@@ -7,6 +7,7 @@ is run segment by segment.
 
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from ...core import UnsafeModelError
 from ..subclass import subclass
+from .boundaries import ROW_ARGUMENTS
 from .varlen import lengths_of
 
 #: Classes whose forward maps hidden states [1, T, D] to [1, T, D], so that it can be run per segment.
@@ -23,8 +25,6 @@ _RECURRENT = re.compile(
     r"(Mixer|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|MambaLayer|Rglru|RecurrentBlock|RwkvSelfAttention"
     r"|LSTM(Block|Layer|Cell)?|ShortConv|Convolution|Retention)$"
 )
-#: Arguments that describe a pack, and that a layer run on one segment must not see.
-_VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
 class Isolated:
@@ -45,14 +45,14 @@ class Isolated:
         lengths = lengths_of(boundaries)
         if hidden_states.shape[0] != 1 or sum(lengths) != hidden_states.shape[1]:
             raise UnsafeModelError(f"boundaries of {sum(lengths)} tokens for hidden states {tuple(hidden_states.shape)}")
-        alone = {name: value for name, value in kwargs.items() if name not in _VARLEN}
+        alone = {name: value for name, value in kwargs.items() if name not in ROW_ARGUMENTS}  # it sees one segment
         parts = torch.split(hidden_states, lengths, dim=1)
         return torch.cat([run(part, **alone) for part in parts], dim=1)
 
 
-def isolate_recurrent(model: nn.Module) -> int:
-    """Make every layer that can be run per segment do so; return how many layers that are."""
-    layers = [module for module in model.modules() if is_isolatable(module)]
+def isolate_recurrent(modules: Iterable[nn.Module]) -> int:
+    """Make every layer, among a decoder's modules, that can be run per segment do so; return how many layers that are."""
+    layers = [module for module in modules if is_isolatable(module)]
     for layer in layers:
         subclass(layer, Isolated)
     return len(layers)
@@ -63,9 +63,9 @@ def is_isolatable(module: nn.Module) -> bool:
     return _ISOLATABLE.search(type(module).__name__) is not None
 
 
-def leaking_layers(decoder: nn.Module) -> list[str]:
-    """Return the class names of a decoder's layers that would carry a state from one segment of a pack to the next."""
-    return sorted({type(module).__name__ for module in decoder.modules() if _carries_state(module) and not _is_safe(module)})
+def leaking_layers(modules: Iterable[nn.Module]) -> list[str]:
+    """Return the class names of layers, among a decoder's modules, that carry a state from segment to segment of a pack."""
+    return sorted({type(module).__name__ for module in modules if _carries_state(module) and not _is_safe(module)})
 
 
 def _carries_state(module: nn.Module) -> bool:

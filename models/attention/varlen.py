@@ -26,31 +26,89 @@ def register_varlen_attention() -> str:
     return VARLEN_ATTENTION
 
 
-def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+def padding_only_mask(
+    *args: Any, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **kwargs: Any
+) -> torch.Tensor | None:
     """Build a mask for rows padded by `attention_mask`, and none for packs: their boundaries do that work.
 
-    Without this, transformers would build a [T, T] mask for every pack whose positions restart.
+    Without this, transformers would build a [T, T] mask for every pack whose positions restart. A mask that says more than
+    causal order, a window, padding and packing is built as the model asks for it, or refused: it is never left out.
+
+    Raises:
+        UnsafeModelError: such a pattern in a row whose positions restart. The installed transformers looks some patterns up by
+            positions within a segment, so even the mask that it would build is wrong there.
     """
-    # Masks with a pattern beyond causal, such as image tokens that see each other.
-    if kwargs.get("use_vmap") or _has_pattern(kwargs.get("mask_function")):
-        raise UnsafeModelError(
-            f"{VARLEN_ATTENTION} is causal within a segment; this model adds a pattern of its own to its mask"
-        )
-    if attention_mask is None:
-        return None
     from transformers.masking_utils import sdpa_mask
 
-    mask: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    mask_function = kwargs.get("mask_function")
+    pattern = use_vmap or _has_pattern(mask_function)
+    if attention_mask is None and not pattern:
+        return None
+    if pattern and _is_packed(mask_function):
+        raise UnsafeModelError(
+            f"{VARLEN_ATTENTION} is causal within a segment; this model adds a pattern of its own to its mask. Blocks of "
+            "tokens that see each other are handed over as media_blocks (ModelAdapter.bidirectional)"
+        )
+    mask: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, use_vmap=use_vmap, **kwargs)
     return mask
 
 
+#: Functions of transformers' masks that say no more than the arguments of `varlen_attention` do.
+_PLAIN_MASKS = frozenset({
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "sliding_window_overlay",
+    "sliding_window_bidirectional_overlay",
+    "packed_sequence_mask_function",
+    "padding_mask_function",
+    "remap_positions_for_packed_sequence",
+    "add_offsets_to_mask_function",
+    "and_masks",
+})  # fmt: skip
+
+
 def _has_pattern(mask_function: Any) -> bool:
-    """Whether a mask function of transformers lets tokens see more than causal order, or a window, does."""
-    if str(getattr(mask_function, "__qualname__", "")).startswith(("or_masks", "blockwise_overlay")):
+    """Whether a mask function of transformers says more than causal order, a window, padding and packing.
+
+    A function that is not known is such a pattern. A union is one as well, unless it adds blocks of no token.
+    """
+    if mask_function is None:
+        return False
+    name, parts = _mask_name(mask_function), _mask_parts(mask_function)
+    if name == "or_masks":
+        return not all(map(_has_no_block, parts[1:])) or _has_pattern(parts[0])
+    return name not in _PLAIN_MASKS or any(_has_pattern(part) for part in parts)
+
+
+def _has_no_block(mask_function: Any) -> bool:
+    """Whether a mask function is an overlay of blocks that no token belongs to, as in a row of text alone."""
+    if _mask_name(mask_function) != "blockwise_overlay":
+        return False
+    ids = [value for value in _closed_over(mask_function) if isinstance(value, torch.Tensor)]
+    return len(ids) == 1 and not bool((ids[0] >= 0).any())
+
+
+def _is_packed(mask_function: Any) -> bool:
+    """Whether a mask function of transformers keeps the segments of a row apart."""
+    if _mask_name(mask_function) == "packed_sequence_mask_function":
         return True
-    cells = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
-    inner = [one for cell in cells for one in (cell if isinstance(cell, tuple | list) else [cell])]
-    return any(_has_pattern(one) for one in inner if callable(one))
+    return any(_is_packed(part) for part in _mask_parts(mask_function))
+
+
+def _mask_name(mask_function: Any) -> str:
+    """Return the name of the function of `transformers.masking_utils` that made a mask function; empty for any other."""
+    known = getattr(mask_function, "__module__", None) == "transformers.masking_utils"
+    return str(mask_function.__qualname__).partition(".")[0] if known else ""
+
+
+def _mask_parts(mask_function: Any) -> list[Any]:
+    """Return the mask functions that a mask function is made of."""
+    inner = [one for value in _closed_over(mask_function) for one in (value if isinstance(value, tuple | list) else [value])]
+    return [one for one in inner if callable(one) and not isinstance(one, torch.Tensor)]
+
+
+def _closed_over(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
 # The number of segments and their lengths are data: a graph that held them would be compiled for every pack.
@@ -123,9 +181,10 @@ def _segment_lengths(
             raise UnsafeModelError("position ids restart inside the row, but cu_seq_lens_q is not given: segments would mix")
         return None
     lengths = lengths_of(boundaries)
-    if sum(lengths) == size == num_keys and query.shape[0] == 1 and attention_mask is None:
+    fits = sum(lengths) == size == num_keys and query.shape[0] == 1
+    if fits and attention_mask is None:
         return lengths
-    if not causal:
+    if not causal and not fits:
         return None  # boundaries of the text row that some versions hand on to the vision tower, which splits its own
     raise UnsafeModelError(
         f"boundaries of {sum(lengths)} tokens for a batch of {query.shape[0]} rows of {size} tokens and {num_keys} keys"

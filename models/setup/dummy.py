@@ -7,6 +7,9 @@ from ...core import TYPE_CODES, Field, Sample, SampleLayout
 from ..adapter import ModelAdapter
 from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK
 
+#: Value of every number of a dummy's rows. Not 0: some models (Idefics, SmolVLM) take rows of zeros for padding.
+_FILL = 1e-3
+
 
 def dummy_text(adapter: ModelAdapter) -> Sample:
     """Return a sample of one text token without loss.
@@ -22,7 +25,7 @@ def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torc
     Args:
         modality: "image", "video" or "audio".
         adapter: the family.
-        dtype: dtype of the item's rows (zeros).
+        dtype: dtype of the item's rows, all of one small value.
 
     Raises:
         ValueError: a modality that the family does not have.
@@ -50,7 +53,7 @@ def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torc
 def _media_values(
     modality: str, grid: tuple[int, int, int], adapter: ModelAdapter, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Return the media fields of one item: zero rows, its grid, and ones for values per item such as seconds."""
+    """Return the media fields of one item: rows of one value, its grid, and ones for values per item such as seconds."""
     fields = [field for field in adapter.fields.of_kind("media") if field.modality == modality]
     return {field.name: _item_value(field, grid, dtype) for field in fields}
 
@@ -66,8 +69,8 @@ def _item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) ->
     if not field.shape:
         return torch.ones(1, dtype=torch.float32)  # seconds
     if field.modality == "audio":
-        return torch.zeros(1, *(grid[0] if size is None else size for size in field.shape), dtype=dtype)
-    return torch.zeros(grid[0] * grid[1] * grid[2], *(size or 1 for size in field.shape), dtype=dtype)
+        return torch.full((1, *(grid[0] if size is None else size for size in field.shape)), _FILL, dtype=dtype)
+    return torch.full((grid[0] * grid[1] * grid[2], *(size or 1 for size in field.shape)), _FILL, dtype=dtype)
 
 
 def _unlearned(

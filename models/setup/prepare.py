@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...core import UnsafeModelError
+from ..attention.boundaries import without_row
 from ..attention.recurrent import has_varlen_kernels, is_isolatable, isolate_recurrent, leaking_layers
 from ..attention.rope import check_rope, isolate_rope
 from ..attention.varlen import VARLEN_ATTENTION, register_varlen_attention
@@ -47,10 +48,12 @@ def prepare_model(model: nn.Module) -> nn.Module:
         return model
     _set_attention(inner)
     decoder = decoder_of(inner)
-    if any(is_isolatable(module) and not has_varlen_kernels(module) for module in decoder.modules()):
-        isolate_recurrent(decoder)
+    modules = decoder_modules(decoder)
+    if any(is_isolatable(module) and not has_varlen_kernels(module) for module in modules):
+        isolate_recurrent(modules)
     isolate_rope(decoder)
     merge_by_mask(inner)
+    _keep_row_from_towers(inner, modules)
     watch_calls(inner)
     if _has_fractional_positions(inner.config):
         take_bits(decoder)
@@ -66,8 +69,9 @@ def check_model(model: nn.Module) -> None:
     Raises:
         UnsafeModelError: attention, named by its implementation, that would ignore the boundaries (sdpa, eager and flex
             attention take the varlen arguments and drop them), a recurrent layer that runs over the whole row, a kind of
-            layer that picks what it attends to, rotary tables that follow the longest segment, or a decoder in which no
-            attention layer was found: what is not known to keep segments apart is refused.
+            layer that picks what it attends to, rotary tables that follow the longest segment, attention that looks both ways
+            in a model with media where a mask decides about that, or a decoder in which no attention layer was found: what is
+            not known to keep segments apart is refused.
     """
     inner = unwrap_model(model)
     if is_transformers_model(inner):
@@ -81,7 +85,8 @@ def _check(inner: Any, advice: str) -> None:
         raise UnsafeModelError(
             f"{name} has attention of its own, which never sees the boundaries of segments: it cannot run packs"
         )
-    leaking = leaking_layers(decoder)
+    modules = decoder_modules(decoder)
+    leaking = leaking_layers(modules)
     if not leaking and "position_ids" not in inspect.signature(inner.forward).parameters:
         raise UnsafeModelError(
             f"{name} takes no position_ids: positions would run on through a pack instead of starting at 0 in every sample"
@@ -91,7 +96,7 @@ def _check(inner: Any, advice: str) -> None:
             f"{name} has no attention layer that goes through transformers' interface, and nothing else in it is known to keep "
             "the samples of a pack apart"
         )
-    if any(hasattr(module, "create_position_ids_from_input_ids") for module in decoder.modules()):
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in modules):
         raise UnsafeModelError(f"{name} counts positions from its padding id on, and those of a pack start at 0")
     withheld = _withholding_layers(decoder)
     if withheld:
@@ -106,6 +111,12 @@ def _check(inner: Any, advice: str) -> None:
     unknown = sorted(set(kinds or ()) - _KNOWN_LAYERS)
     if unknown:
         raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
+    looking = _looking_both_ways(inner, decoder)
+    if looking:
+        raise UnsafeModelError(
+            f"{name} leaves it to its mask which tokens see later ones, and a pack has no mask: {', '.join(looking)} of its "
+            "decoder would look both ways (is_causal is False)"
+        )
     if _drops_window(decoder):
         raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
     if leaking:
@@ -150,6 +161,30 @@ def decoder_of(model: Any) -> nn.Module:
     return decoder if isinstance(decoder, nn.Module) else model
 
 
+def decoder_modules(decoder: nn.Module) -> list[nn.Module]:
+    """Return the modules of a text decoder without those of towers that some models (Phi-4) keep inside it."""
+    kind = type(getattr(decoder, "config", None))
+
+    def is_tower(module: Any) -> bool:
+        return is_transformers_model(module) and type(module.config) is not kind
+
+    children = [child for child in decoder.children() if not any(map(is_tower, child.modules()))]
+    return [decoder, *dict.fromkeys(module for child in children for module in child.modules())]
+
+
+def _keep_row_from_towers(model: nn.Module, decoder: list[nn.Module]) -> None:
+    """Let the towers of a model never see the boundaries of the text row; again is fine."""
+    known = set(decoder)
+    for module in model.modules():
+        is_tower = is_transformers_model(module) and known.isdisjoint(module.modules())
+        if is_tower and _leave_row_out not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_leave_row_out, with_kwargs=True)
+
+
+def _leave_row_out(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, without_row(kwargs)
+
+
 def _uses_interface(model: Any, decoder: Any) -> bool:
     """Whether attention goes through transformers' attention interface, so that its implementation can be chosen."""
     asked = decoder if hasattr(decoder, "_can_set_attn_implementation") else model
@@ -164,7 +199,7 @@ def _implementations(decoder: nn.Module) -> set[str]:
 
 def _attention_layers(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Yield the attention layers of a decoder, each with the implementation that its config names."""
-    for module in decoder.modules():
+    for module in decoder_modules(decoder):
         config = getattr(module, "config", None)
         if config is not None and hasattr(module, "layer_idx") and type(module).__name__.endswith(("Attention", "MLA")):
             yield module, str(config._attn_implementation)
@@ -178,6 +213,18 @@ def is_causal(decoder: nn.Module) -> bool:
     return all(bool(getattr(module, "is_causal", True)) for module, _ in _attention_layers(decoder))
 
 
+def _looking_both_ways(model: Any, decoder: Any) -> list[str]:
+    """Return the classes of attention that say they look both ways, in a model with media whose config does not say so.
+
+    PaliGemma's decoder is one: its mask is causal but for the prefix, and the layers expect that mask.
+    """
+    has_media = any(name.endswith("_config") and name != "text_config" for name in getattr(model.config, "sub_configs", {}))
+    if not has_media or not getattr(getattr(decoder, "config", None), "is_causal", True):
+        return []
+    layers = [module for module, _ in _attention_layers(decoder)]
+    return sorted({type(module).__name__ for module in layers if not getattr(module, "is_causal", True)})
+
+
 def _withholding_layers(decoder: nn.Module) -> list[str]:
     """Return the class names of layers that keep further arguments, such as boundaries, from the attention inside them.
 
@@ -185,8 +232,9 @@ def _withholding_layers(decoder: nn.Module) -> list[str]:
     """
     attention = {id(module) for module, _ in _attention_layers(decoder)}
     found = {type(module).__name__ for module, _ in _attention_layers(decoder) if hasattr(module, "prepare_dynamic_mask")}
-    lists = {id(one) for one in decoder.modules() if isinstance(one, nn.ModuleList) and attention & set(map(id, one))}
-    holders = {type(one): one for one in decoder.modules() if (attention | lists) & set(map(id, one.children()))}
+    modules = decoder_modules(decoder)
+    lists = {id(one) for one in modules if isinstance(one, nn.ModuleList) and attention & set(map(id, one))}
+    holders = {type(one): one for one in modules if (attention | lists) & set(map(id, one.children()))}
     for holder in holders.values():
         if isinstance(holder, nn.ModuleList):
             continue

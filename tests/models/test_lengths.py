@@ -144,18 +144,6 @@ def test_longrope_with_media_positions_is_refused():
         prepare_model(model)
 
 
-def test_blocks_of_tokens_that_see_each_other_are_refused():
-    from transformers.masking_utils import create_causal_mask
-
-    model = prepare_model(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)))
-    blocks, positions = torch.tensor([[0, 0, -1, -1]]), torch.tensor([[0, 1, 0, 1]])
-    for position_ids in (None, positions):
-        with pytest.raises(UnsafeModelError, match="pattern of its own"):
-            create_causal_mask(
-                model.config, torch.zeros(1, 4, 32), None, None, position_ids=position_ids, block_sequence_ids=blocks
-            )
-
-
 def test_integer_positions_of_a_family_with_fractions_are_positions():
     model = prepare_model(tiny.tiny_model("qwen3_omni_moe")).eval()
     ids = torch.randint(3, 60, (1, 40))

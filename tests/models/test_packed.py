@@ -263,6 +263,15 @@ def test_dummies_reach_every_tower_and_teach_nothing(pair):
     assert largest(list(alone_.values()), [with_dummies[name] for name in alone_]) / scale <= 1e-5
 
 
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_dummies_have_no_row_of_zeros(family):
+    """SmolVLM and its kin take such rows for padding and leave them out."""
+    adapter = adapter_for(family)
+    for name in adapter.dummy_grids:
+        for value in dummy_sample(name, adapter, torch.bfloat16).values.values():
+            assert not value.is_floating_point() or value.dtype == torch.float32 or bool((value != 0).all())
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 def test_a_prepared_model_generates_as_before(family):
     """Evaluation between steps: prefill and decoding with a cache, image included."""

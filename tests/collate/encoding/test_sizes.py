@@ -1,13 +1,18 @@
 """From an image's size to its grid without pixels, against each family's real image processor."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import transformers
 from PIL import Image
 
-from evenpack.collate.encoding import ImageRule, grid_of, image_rule
+from evenpack.collate.encoding import EncoderConfig, ImageRule, grid_of, image_rule
+from evenpack.collate.encoding.checks import check_limits
+from evenpack.collate.encoding.settings import media_processor_record
+from evenpack.collate.encoding.sizes import counts_pixels
+from evenpack.models import adapter_for
 
 #: Image processors of the families that see, and the limits that keep the pixels of 500 images small.
 PROCESSORS = {
@@ -62,3 +67,53 @@ def test_an_image_of_no_size_is_refused():
     rule = ImageRule(rounding="nearest", patch_size=14, merge_size=2, min_pixels=1, max_pixels=10_000)
     with pytest.raises(ValueError, match="an image of 0 x 5 pixels"):
         grid_of(0, 5, rule)
+
+
+#: Image processors whose `size` is the length of sides: limits of an area would give other pixels, or an error.
+OTHERS = tuple(
+    f"{name}ImageProcessorPil"
+    for name in (
+        "CLIP",
+        "Siglip",
+        "Gemma3",
+        "Idefics2",
+        "Idefics3",
+        "SmolVLM",
+        "LlavaNext",
+        "LlavaOnevision",
+        "Pixtral",
+        "Aria",
+    )
+)
+
+
+@pytest.mark.parametrize("name", [*PROCESSORS, "VideoLlama3ImageProcessorPil", *OTHERS])
+def test_limits_of_the_area_go_to_processors_that_know_them(name):
+    processor = SimpleNamespace(image_processor=getattr(transformers, name.partition(",")[0])())
+    adapter = adapter_for("qwen2_5_vl")
+    assert counts_pixels(processor.image_processor) == (name not in OTHERS)
+    given, left_out = EncoderConfig(min_pixels=784, max_pixels=9999), EncoderConfig()
+    if name in OTHERS:
+        with pytest.raises(ValueError, match=f"leave out min_pixels=784 and max_pixels: {name} limits no area"):
+            check_limits(processor, adapter, given)
+        check_limits(processor, adapter, left_out)
+    else:
+        check_limits(processor, adapter, given)
+        with pytest.raises(ValueError, match="give min_pixels and max_pixels"):
+            check_limits(processor, adapter, left_out)
+
+
+def test_limits_of_videos_go_to_processors_that_know_them():
+    class Frames:
+        def __init__(self):
+            self.size = {"height": 384, "width": 384}
+
+    processor = SimpleNamespace(video_processor=Frames())
+    with pytest.raises(ValueError, match="leave out video_min_pixels=784 and video_max_pixels: Frames limits no area"):
+        check_limits(processor, adapter_for("qwen2_5_vl"), EncoderConfig(video_min_pixels=784, video_max_pixels=9999))
+
+
+def test_settings_of_a_processor_without_limits_are_recorded():
+    one, other, same = (transformers.Idefics3ImageProcessorPil(size={"longest_edge": edge}) for edge in (364, 728, 364))
+    assert media_processor_record(one) != media_processor_record(other)
+    assert media_processor_record(one) == media_processor_record(same)

@@ -2,6 +2,7 @@
 
 import io
 import random
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -39,6 +40,7 @@ class Videos:
     """A video processor without torchvision: frames as they come, cut into patches, no resizing."""
 
     merge_size, temporal_patch_size = 2, 2
+    size: ClassVar = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}  # areas, as in the real ones
 
     def __init__(self, patch_size):
         self.patch_size = patch_size

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from evenpack.collate import pack_samples
+from evenpack.collate.packs.forward import _varlen_arguments
 from evenpack.core import UnsafeModelError
 from evenpack.models import adapter_for, check_model, forward_arguments, prepare_model, unwrap_model, verify_isolation
 from evenpack.models.attention.recurrent import Isolated
+from evenpack.models.attention.varlen import register_varlen_attention
 from evenpack.models.setup.forward import VARLEN_ARGUMENTS
+from evenpack.models.setup.prepare import decoder_modules
 
 from .. import tiny
 
@@ -66,13 +69,95 @@ def test_layers_that_pick_what_they_attend_to_are_refused():
         check_model(model)
 
 
-def test_masks_with_a_pattern_of_their_own_are_refused():
+BLOCKS = torch.tensor([[0, 0, -1, -1]])
+MASKS = {
+    "chunks": ("create_chunked_causal_mask", {}),
+    "blocks": ("create_causal_mask", {"block_sequence_ids": BLOCKS}),
+    "blocks and a window": ("create_sliding_window_causal_mask", {"block_sequence_ids": BLOCKS}),
+    "tokens apart": ("create_causal_mask", {"block_sequence_ids": torch.tensor([[0, -1, 0, -1]])}),
+    "a union": ("create_causal_mask", {"or_mask_function": lambda *index: index[2] + index[3] == 3}),
+    "a cut": ("create_causal_mask", {"and_mask_function": lambda *index: index[3] != 1}),
+}
+
+
+def stock_and_ours(name: str, attention_mask: torch.Tensor | None, positions: torch.Tensor | None):
+    """Return the mask that transformers builds for sdpa attention, and the one that it builds for evenpack's."""
+    from transformers import masking_utils
+
+    builder, arguments = MASKS[name]
+    found = []
+    for implementation in ("sdpa", register_varlen_attention()):
+        config = llama().config
+        config.sliding_window, config.attention_chunk_size = 3, 3
+        config._attn_implementation_internal = implementation
+        build = getattr(masking_utils, builder)
+        found.append(build(config, torch.zeros(1, 4, 32), attention_mask, None, position_ids=positions, **arguments))
+    return found
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_pattern_in_a_mask_is_never_left_out(name):
+    """It is built as stock models build it, and refused in a pack, whose mask must not be built."""
+    for attention_mask in (None, torch.tensor([[1, 1, 1, 0]])):
+        stock, ours = stock_and_ours(name, attention_mask, None)
+        assert torch.equal(stock, ours) and not torch.equal(ours[0, 0], torch.ones(4, 4, dtype=torch.bool).tril())
+    with pytest.raises(UnsafeModelError, match=r"pattern of its own.*media_blocks"):
+        stock_and_ours(name, None, torch.tensor([[0, 1, 0, 1]]))
+
+
+def test_blocks_of_no_token_are_no_pattern():
+    """Molmo 2 wants type ids in training, and builds its blocks from them in rows of text as well."""
     from transformers.masking_utils import create_causal_mask
 
     config = prepare_model(llama()).config
-    embeds = torch.zeros(1, 4, 32)
-    with pytest.raises(UnsafeModelError, match="pattern of its own"):
-        create_causal_mask(config, embeds, None, None, or_mask_function=lambda *index: index[2] == index[3])
+    for positions in (None, torch.tensor([[0, 1, 0, 1]])):
+        mask = create_causal_mask(
+            config, torch.zeros(1, 4, 32), None, None, position_ids=positions, block_sequence_ids=torch.full((1, 4), -1)
+        )
+        assert mask is None
+
+
+PHI4 = {
+    "vision_config": {**tiny.DENSE, "crop_size": 8, "image_size": 8, "patch_size": 2},
+    "audio_config": {
+        "hidden_size": 32, "intermediate_size": 32, "num_blocks": 1, "num_attention_heads": 2, "input_size": 16,
+        "ext_pw_out_channel": 32, "nemo_conv_channels": 8, "depthwise_separable_out_channel": 32,
+    },
+}  # fmt: skip
+
+
+def test_towers_inside_a_decoder_are_no_part_of_it():
+    """Phi-4 keeps its towers in its decoder; the convolutions of its audio tower carry nothing along the text row."""
+    config = transformers.Phi4MultimodalConfig(**tiny.DENSE, **PHI4, bos_token_id=1, eos_token_id=2)
+    model = prepare_model(transformers.Phi4MultimodalForCausalLM(config))
+    decoder = decoder_modules(model.get_decoder())
+    assert model.model.layers[1].self_attn in decoder and not any("Audio" in type(one).__name__ for one in decoder)
+
+
+def llava(**settings: Any) -> Any:
+    vision = {"model_type": "clip_vision_model", **tiny.DENSE, "image_size": 16, "patch_size": 4}
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "gemma", **tiny.DENSE, "head_dim": 8, **settings}, vision_config=vision, image_token_id=301
+    )
+    torch.manual_seed(0)
+    return transformers.LlavaForConditionalGeneration(config).double().eval()
+
+
+def test_a_decoder_that_leaves_its_direction_to_its_mask_is_refused():
+    with pytest.raises(UnsafeModelError, match=r"LlavaForConditionalGeneration leaves it to its mask.*GemmaAttention"):
+        prepare_model(llava(use_bidirectional_attention=True))
+    prepare_model(llava(is_causal=False))  # the mask looks both ways as well
+
+
+def test_a_tower_never_takes_the_boundaries_of_the_text_row_for_its_own():
+    """CLIP sees 17 places here, as many as the row has tokens, and LLaVA hands the row's boundaries on to it."""
+    model = prepare_model(llava())
+    pixels = torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    want = model.model.get_image_features(pixels).pooler_output[0]
+    batch = pack_samples([{"input_ids": [1] * 9}, {"input_ids": [2] * 8}], adapter=adapter_for("text"))
+    arguments = _varlen_arguments(batch, causal=True)
+    got = model.model.get_image_features(pixels, **arguments).pooler_output[0]
+    assert torch.equal(want, got)
 
 
 DECODERS = {

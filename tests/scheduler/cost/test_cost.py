@@ -212,3 +212,39 @@ def test_audio_has_a_cost_of_its_own(name):
     clip, twice, image = (model.sample_cost(100, [grid]) for grid in ((1000, 1, 1), (2000, 1, 1), (1, 4, 4)))
     assert clip[0] > 0 and abs(twice[0] - 2 * clip[0]) <= 1 and clip[1] == image[1]
     assert clip[0] == pytest.approx(1000 * found.audio_linear / model.unit, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    [
+        ("internvl", None),  # sides of a patch as a list
+        ("qianfan_ocr", None),
+        ("deepseek_vl_hybrid", None),  # two towers side by side
+        ("deepseek_ocr2", None),  # two towers one after the other
+        ("gemma3n", 2.0 * 300e6),  # timm, convolutions: mobilenetv5_300m_enc
+        ("fast_vlm", 2.0 * 300e6),  # timm, convolutions: fastvit_mci3
+        ("perception_lm", 2.0 * 300e6),  # timm, by default a ResNet
+        ("blip-2", None),
+        ("phi4_multimodal", None),
+        ("fuyu", 0.0),  # no tower at all
+    ],
+)
+def test_towers_whose_configuration_looks_different(name, linear):
+    found = coefficients_from_config(transformers.AutoConfig.for_model(name), trained_modalities=())
+    assert found.has_vision and found.vision_linear == linear if linear is not None else found.vision_linear > 1e7
+    assert CostModel.from_config(transformers.AutoConfig.for_model(name)).sample_cost(100, [(1, 4, 4)])
+
+
+def test_sides_of_a_patch_may_be_a_list():
+    one, two = (transformers.AutoConfig.for_model("internvl") for _ in range(2))
+    two.vision_config.patch_size = one.vision_config.patch_size[0]
+    assert coefficients_from_config(one) == coefficients_from_config(two)
+
+
+def test_a_vision_transformer_of_timm_is_told_by_its_name():
+    config = transformers.AutoConfig.for_model("perception_lm")
+    config.vision_config.architecture = "vit_pe_core_large_patch14_336"
+    found = coefficients_from_config(config, trained_modalities=())
+    clip = coefficients_from_config(transformers.AutoConfig.for_model("llava"), trained_modalities=())  # ViT-L/14 as well
+    assert found.vision_linear == pytest.approx(clip.vision_linear, rel=0.01)
+    assert found.vision_quadratic == clip.vision_quadratic
