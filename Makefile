@@ -2,6 +2,7 @@
 PYTHON ?= python3
 # A GPU user names another build here, for example: make test TORCH="torch==2.13.0 --index-url <your index>"
 TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
 
 # The second Megatron-Core lane: Python 3.12 with megatron-core 0.19. Transformer Engine must not be there: without a GPU
 # its wheel breaks `import megatron.core`.
@@ -16,6 +17,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.built
 MEGATRON_VENV := .venv-megatron
+VIDEO_VENV := .venv-videos
+VIDEO_STAMP := $(VIDEO_VENV)/.built
 MEGATRON_STAMP := $(MEGATRON_VENV)/.built
 RANKS ?= 2
 DEMO_ARGS ?=
@@ -24,12 +27,13 @@ BENCHMARKS := planner exchange overhead packing positions encode index trainer m
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv venv-megatron docs dist compatibility test check-page test-megatron test-megatron-lane lint demo bench clean $(BENCHMARKS:%=bench-%)
+.PHONY: help venv venv-megatron docs dist compatibility test test-videos check-page test-megatron test-megatron-lane lint demo bench clean $(BENCHMARKS:%=bench-%)
 
 help:
 	@echo "make demo           train a tiny Qwen2.5-VL on two ranks (RANKS=4, DEMO_ARGS=\"--steps 30\"), about a minute"
 	@echo "make test           all tests (PYTEST_ARGS=...), about ten minutes on two cores"
 	@echo "make test-megatron  the Megatron-Core tests once more, with a later version; needs Python 3.12"
+	@echo "make test-videos    video files through the real video processors, which need torchvision"
 	@echo "make check-page     the HTML pages in a browser; needs chromium"
 	@echo "make lint           ruff, mypy, pyright, import rules"
 	@echo "make docs           the documentation as a site, in site/"
@@ -61,6 +65,18 @@ check-page: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# The environment of the tests, and torchvision: it has no place there, because transformers takes other image processors with it.
+$(VIDEO_STAMP): $(STAMP)
+	rm -rf $(VIDEO_VENV)
+	$(BIN)/python -m venv $(VIDEO_VENV)
+	$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" \
+		> $$($(VIDEO_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])")/tests.pth
+	$(VIDEO_VENV)/bin/pip install --quiet --no-deps "$(TORCHVISION)"
+	touch $(VIDEO_STAMP)
+
+test-videos: $(VIDEO_STAMP)
+	$(VIDEO_VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS) tests/collate/encoding/test_video_processors.py
 
 venv-megatron:
 	@if [ -n "$(MEGATRON_PYTHON)" ]; then $(MAKE) --no-print-directory $(MEGATRON_STAMP); fi
@@ -112,4 +128,4 @@ $(BENCHMARKS:%=bench-%): bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) $(MEGATRON_VENV) .venv-peers build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MEGATRON_VENV) $(VIDEO_VENV) .venv-peers build dist site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -156,7 +156,7 @@ def main() -> None:
         alone = tokenised(encoder, corpus, arguments.chunk)
         index = OfflineIndex(folder / "whole")
         print(
-            f"{arguments.samples:,} samples, {index.num_tokens:,} tokens, {index.num_images:,} images, "
+            f"{arguments.samples:,} samples, {index.num_tokens:,} tokens, {index.num_media:,} images, "
             f"{arguments.workers} workers"
         )
     cpu, wall, _ = results["whole"]

@@ -83,7 +83,7 @@ def _read_index(path: Path) -> Samples:
     kept = np.flatnonzero(tokens > 0)
     if not len(kept):
         raise ValueError(f"the index in {path} holds no samples")
-    grids = [index.grids(int(number)) for number in kept] if index.num_images else None
+    grids = [index.grids(int(number)) for number in kept] if index.num_media else None
     left = len(tokens) - len(kept)
     notes = (f"{left:,} of {len(tokens):,} examples were left out when the index was built",) if left else ()
     return Samples(source=f"index {path}", tokens=tokens[kept], grids=grids, notes=notes)

@@ -9,6 +9,7 @@ from ...scheduler.cost.model import CostModel, typical_cost
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
 from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
+from ...scheduler.stages.describe import grid_bits
 from .lengths import Grid, Samples
 from .workloads import WORKLOADS
 
@@ -136,7 +137,7 @@ def make_pool(samples: Samples, cost_of: CostOf) -> Pool:
     if grids is not None and len(cost_of.model.phases) == 1:
         raise ValueError(f"{samples.source} has media, and {cost_of.name} has no vision tower: name the model with --model")
     patches = np.array([sum(t * h * w for t, h, w in items) for items in grids], np.int64) if grids is not None else 0
-    media = np.array([_flags(items) for items in grids], np.int64) if grids is not None else np.zeros_like(samples.tokens)
+    media = np.array([grid_bits(items) for items in grids], np.int64) if grids is not None else np.zeros_like(samples.tokens)
     return Pool(
         samples=samples,
         cost_of=cost_of,
@@ -155,11 +156,6 @@ def _all_grids(samples: Samples, merge: int) -> Sequence[Sequence[Grid]] | None:
     if samples.vision_tokens is None or not samples.vision_tokens.any():
         return None
     return [[(1, merge, merge * int(count))] if count else [] for count in samples.vision_tokens]
-
-
-def _flags(items: Sequence[Grid]) -> int:
-    """An item of several frames is a video."""
-    return (1 if any(t == 1 for t, _, _ in items) else 0) | (2 if any(t > 1 for t, _, _ in items) else 0)
 
 
 def workload_samples(name: str, count: int, seed: int) -> tuple[Samples, int]:

@@ -214,7 +214,9 @@ class SampleEncoder:
         return self._process(written.text, media, where)
 
     def measure(self, examples: Sequence[Mapping[str, Any]], first: int = 0) -> list[Measured | SampleError]:
-        """Return how long samples would be, and the grids of their images, without decoding a pixel.
+        """Return how long samples would be, and the grids of their media, without decoding them.
+
+        A video's length is asked of the processor itself, with a tensor that has the video's shape and no pixels.
 
         Args:
             examples: as for `encode`.

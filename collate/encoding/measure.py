@@ -1,17 +1,22 @@
-"""How long samples will be, from the processor's arithmetic alone: no pixel is decoded, no tower runs."""
+"""How long samples will be, from the processor's arithmetic alone: no pixel is decoded, no tower runs.
+
+Images go through a rule per image processor, many examples at a time. Videos go through the processor itself, one example at
+a time, with tensors of the video's shape that hold no pixels: it decides which frames are taken and which timestamps written.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
 from .conversation import Conversation
 from .errors import UnreadableMediaError, naming_example
 from .escaper import Shield
-from .media import image_size, open_image
+from .media import image_size, open_image, open_video
 from .process import TextProcessor, check_modalities
 from .rendered import Written
 from .settings import EncoderConfig
@@ -23,7 +28,7 @@ class Measured(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens: length L, media tokens included.
-        grids: (t, h, w) in patches of each image, in order.
+        grids: (t, h, w) in patches of each image, then of each video, in order.
     """
 
     tokens: int
@@ -66,7 +71,7 @@ class Measure:
 
     def __call__(self, examples: Sequence[Mapping[str, Any]], first: int) -> list[Measured | SampleError]:
         """See `SampleEncoder.measure`."""
-        out: list[Measured | SampleError] = []
+        out: list[Measured | SampleError | None] = []
         texts: list[str] = []
         grids: list[tuple[Grid, ...]] = []
         for number, example in enumerate(examples, first):
@@ -74,15 +79,35 @@ class Measure:
                 with naming_example(example, number) as where:
                     written = self._encoder.write(example, where)
                     self._encoder.check_fields(written.conversation, where)
+                    check_modalities(written.conversation.media, self._encoder.adapter, where)
+                    if written.conversation.media.get("video"):
+                        out.append(self._measured_by_processor(written, where))
+                        continue
                     sizes = self._grids(written, where)
             except SampleError as error:
                 out.append(error)
                 continue
             grids.append(sizes)
-            out.append(Measured(0, ()))
+            out.append(None)  # filled in below
             texts.append(written.text)
         lengths = iter(zip(self._lengths(texts), grids, strict=True))
-        return [one if isinstance(one, SampleError) else self._measured(*next(lengths)) for one in out]
+        return [self._measured(*next(lengths)) if one is None else one for one in out]
+
+    def _measured_by_processor(self, written: Written, where: str) -> Measured:
+        from PIL import Image
+
+        media = written.conversation.media
+        videos = [
+            open_video(item, f"{where}, video {at}", self._folder, pixels=False) for at, item in enumerate(media["video"])
+        ]
+        sizes = [self._size(item, f"{where}, image {at}") for at, item in enumerate(media.get("image", []))]
+        blank = [Image.new("RGB", (width, height)) for height, width in sizes]
+        try:
+            processed = self._process(written.text, {**media, "image": blank, "video": videos}, where)
+        except UnreadableMediaError as error:
+            raise UnreadableMediaError(f"{error} (measured without pixels)") from error
+        grids = [np.asarray(processed.media.get(f"{name}_grid_thw", ())).reshape(-1, 3) for name in ("image", "video")]
+        return Measured(len(processed.ids), tuple((t, h, w) for t, h, w in np.concatenate(grids).astype(int).tolist()))
 
     def _measured(self, length: int, grids: tuple[Grid, ...]) -> Measured:
         adapter = self._encoder.adapter
@@ -103,11 +128,7 @@ class Measure:
         return lengths
 
     def _grids(self, written: Written, where: str) -> tuple[Grid, ...]:
-        media = written.conversation.media
-        check_modalities(media, self._encoder.adapter, where)
-        if media.get("video"):
-            raise UnreadableMediaError(f"{where}: the length of a video is known to its processor alone: give frames as images")
-        images = media.get("image", [])
+        images = written.conversation.media.get("image", [])
         token = getattr(self._encoder.processor, "image_token", None)
         if isinstance(token, str) and written.text.count(token) != len(images):
             placed = written.text.count(token)
@@ -121,11 +142,16 @@ class Measure:
                 raise UnreadableMediaError(f"{where}: the processor has no image_processor")
             config = self._encoder.config
             self._rule = image_rule(image_processor, config.min_pixels, config.max_pixels)
-        image = open_image(item, where, self._folder)
         try:
-            return grid_of(*image_size(image), self._rule)
+            return grid_of(*self._size(item, where), self._rule)
         except ValueError as error:
             raise UnreadableMediaError(f"{where}: {error}") from error
+
+    def _size(self, item: Any, where: str) -> tuple[int, int]:
+        """Return (height, width) of an image, from its header where it is a file."""
+        image = open_image(item, where, self._folder)
+        try:
+            return image_size(image)
         finally:
             if image is not item and hasattr(image, "close"):
                 image.close()

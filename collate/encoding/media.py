@@ -1,8 +1,9 @@
 """Media items as datasets hold them, opened: paths, bytes, rows of a table, images and frames in memory."""
 
 import base64
+import contextlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def _image_of_array(array: Any, where: str) -> Any:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+def open_video(item: Any, where: str, folder: Path | None = None, *, pixels: bool = True) -> tuple[Any, dict[str, Any]]:
     """Return a video's frames, and what is known of them.
 
     Args:
@@ -159,10 +160,12 @@ def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.nd
             `frames` and either `fps`, the frames' rate, or `metadata`, fields of `transformers.video_utils.VideoMetadata`.
         where: how errors name the video.
         folder: folder that relative paths are relative to.
+        pixels: False for a tensor on the device "meta" in place of the frames, which has their shape and no pixels: of a file
+            the header and the packets are read, and nothing is decoded.
 
     Returns:
-        Frames, uint8 `[T, H, W, 3]`; and metadata as `VideoMetadata` names them: `total_num_frames`, `frames_indices`, and
-        `fps` where it is known.
+        Frames, uint8 `[T, H, W, 3]`, or `[T, 3, H, W]` on the device "meta"; and metadata as `VideoMetadata` names them:
+        `total_num_frames`, `frames_indices`, and `fps` and `duration` in seconds where the rate is known.
 
     Raises:
         UnreadableMediaError: no such file, no video, frames of another dtype or shape, or PyAV is missing.
@@ -183,7 +186,9 @@ def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.nd
     elif isinstance(item, list | tuple):
         frames, rate = _frames_of_images(item, where, folder), None
     else:
-        frames, rate = _frames_of_file(item, where, folder)
+        frames, rate = (_frames_of_file if pixels else _shape_of_file)(item, where, folder)
+    if not pixels:
+        frames = _without_pixels(frames)
     metadata: dict[str, Any] = {"total_num_frames": len(frames), "frames_indices": list(range(len(frames)))}
     if rate is not None:
         metadata["fps"] = rate
@@ -195,6 +200,7 @@ def open_video(item: Any, where: str, folder: Path | None = None) -> tuple[np.nd
         if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < float("inf"):
             raise UnreadableMediaError(f"{where}: fps must be a number above 0, got {fps!r}")
         metadata["fps"] = float(fps)
+        metadata.setdefault("duration", metadata["total_num_frames"] / float(fps))
     if len(metadata["frames_indices"]) != len(frames):
         raise UnreadableMediaError(
             f"{where}: {len(frames)} frames, but the metadata name {len(metadata['frames_indices'])} in frames_indices"
@@ -222,8 +228,13 @@ def _frames_of_images(items: Iterable[Any], where: str, folder: Path | None) -> 
     return np.stack(frames)
 
 
-def _frames_of_file(item: Any, where: str, folder: Path | None) -> tuple[np.ndarray, float | None]:
-    """Decode a video file; its frames' rate is None where the container does not say."""
+@contextlib.contextmanager
+def _video_stream(item: Any, where: str, folder: Path | None) -> Iterator[tuple[Any, Any, float | None]]:
+    """Open a video file; give its container, its first video stream, and its frames' rate, None where it does not say.
+
+    Raises:
+        UnreadableMediaError: whatever is wrong with the file, inside the block too.
+    """
     try:
         import av
     except ImportError as error:
@@ -232,9 +243,37 @@ def _frames_of_file(item: Any, where: str, folder: Path | None) -> tuple[np.ndar
         source = source_of(item, folder)
         with av.open(source if hasattr(source, "read") else str(source)) as container:
             stream = container.streams.video[0]
-            # A container may say that its frames are shown turned, counterclockwise, as phones write them.
-            frames = [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in container.decode(stream)]
             rate = stream.average_rate or stream.guessed_rate
-        return np.stack(frames), float(rate) if rate else None
+            yield container, stream, float(rate) if rate else None
     except Exception as error:
         raise UnreadableMediaError(f"{where}: cannot read the video {item!r:.120}: {type(error).__name__}: {error}") from error
+
+
+def _frames_of_file(item: Any, where: str, folder: Path | None) -> tuple[np.ndarray, float | None]:
+    """Decode a video file."""
+    with _video_stream(item, where, folder) as (container, stream, rate):
+        # A container may say that its frames are shown turned, counterclockwise, as phones write them.
+        frames = [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in container.decode(stream)]
+        return np.stack(frames), rate
+
+
+def _shape_of_file(item: Any, where: str, folder: Path | None) -> tuple[np.ndarray, float | None]:
+    """Return frames that take no memory, of the number and size of a file's, as `_frames_of_file` would return them.
+
+    One packet is one frame. The header's own count is 0 in many containers. The first frame alone is decoded: it says how
+    the frames are turned.
+    """
+    with _video_stream(item, where, folder) as (container, stream, rate):
+        first = next(container.decode(stream))
+        container.seek(0)
+        count = sum(1 for packet in container.demux(stream) if packet.size)
+        size = (first.width, first.height) if first.rotation % 180 else (first.height, first.width)
+        return np.broadcast_to(np.zeros((), np.uint8), (count, *size, 3)), rate
+
+
+def _without_pixels(frames: np.ndarray) -> Any:
+    """Return a tensor on the device "meta" `[T, 3, H, W]` for frames `[T, H, W, 3]`."""
+    import torch
+
+    count, height, width, channels = frames.shape
+    return torch.empty((count, channels, height, width), dtype=torch.uint8, device="meta")

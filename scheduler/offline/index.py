@@ -20,7 +20,7 @@ from .source import OfflineSource
 
 
 class OfflineIndex:
-    """Length and image grids of every example of a dataset, mapped from disk; built once, read by any rank.
+    """Length and media grids of every example of a dataset, mapped from disk; built once, read by any rank.
 
     Args:
         folder: the folder of a finished index; see `build` and `open`.
@@ -115,8 +115,8 @@ class OfflineIndex:
         return int(self._tokens.sum(dtype=np.int64))
 
     @property
-    def num_images(self) -> int:
-        """Images of the whole dataset."""
+    def num_media(self) -> int:
+        """Images and videos of the whole dataset."""
         return len(self._grids)
 
     def tokens(self, numbers: Any) -> Ints:
@@ -124,7 +124,7 @@ class OfflineIndex:
         return np.asarray(self._tokens[np.asarray(numbers, np.int64)], np.int64)
 
     def grids(self, number: int) -> list[tuple[int, int, int]]:
-        """Return the (t, h, w) patch grids of an example's images."""
+        """Return the (t, h, w) patch grids of an example's images, then of its videos."""
         found = self._grids[int(self._starts[number]) : int(self._starts[number + 1])]
         return [(int(t), int(h), int(w)) for t, h, w in found.tolist()]
 

@@ -11,7 +11,7 @@ from ..cost.model import default_cost
 from ..plan import PlanConfig, SampleTable, StepPlan, planner_for
 from ..plan.settings import check_int
 from ..plan.table import Ints
-from ..stages.describe import SampleCost, media_towers
+from ..stages.describe import SampleCost, grid_bits, media_towers
 from .permutation import Permutation
 
 
@@ -74,7 +74,7 @@ class Sizes(Protocol):
         ...
 
     def grids(self, number: int) -> list[tuple[int, int, int]]:
-        """Return the grids of an example's images."""
+        """Return the grids of an example's images and videos."""
         ...
 
 
@@ -154,7 +154,7 @@ class EpochPlanner:
             align=self._plan_config.segment_align(self._cp_size),
             cost=[self._cost.sample_cost(int(length), items) for length, items in zip(tokens, grids, strict=True)],
             home=np.arange(len(samples)) % self.num_ranks,
-            media=[int(bool(items)) for items in grids],
+            media=[grid_bits(items) for items in grids],
         )
         return planner_for(len(table))(
             table, num_ranks=self.num_ranks, config=self._plan_config, towers=self._towers, cp_size=self._cp_size

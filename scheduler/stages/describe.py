@@ -251,6 +251,11 @@ def media_bits(sample: Sample) -> int:
     return sum(MEDIA_BITS[name] for name, code in TYPE_CODES.items() if code in codes)
 
 
+def grid_bits(grids: Grids) -> int:
+    """Return the bit flags of media known by their (t, h, w) grids alone: 1 image, 2 video; several frames are a video."""
+    return int(any(t == 1 for t, _, _ in grids)) | 2 * any(t > 1 for t, _, _ in grids)
+
+
 def media_towers(adapter: ModelAdapter, cost: SampleCost) -> MediaTowers:
     """Return what the planner must know of an adapter: trained towers, and the size and cost of dummy media."""
     dummies = {modality: dummy_sample(modality, adapter) for modality in adapter.dummy_grids}

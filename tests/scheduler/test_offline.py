@@ -53,7 +53,7 @@ def test_counts_are_those_of_the_encoded_samples(index, samples):
     assert index.tokens(range(COUNT)).tolist() == [len(sample["input_ids"]) for sample in samples]
     for number, sample in enumerate(samples):
         assert index.grids(number) == [tuple(grid) for grid in sample.get("image_grid_thw", np.zeros((0, 3))).tolist()]
-    assert index.num_images == sum(len(sample.get("image_grid_thw", [])) for sample in samples)
+    assert index.num_media == sum(len(sample.get("image_grid_thw", [])) for sample in samples)
     assert index.num_tokens == sum(len(sample["input_ids"]) for sample in samples)
 
 

@@ -242,7 +242,7 @@ def test_a_video_file_from_every_holder(clip):
     for item in holders:
         frames, metadata = open_video(item, "x", clip.parent)
         assert frames.shape == (16, 56, 84, 3) and abs(frames.mean(axis=(1, 2, 3)) - 10 * np.arange(16)).max() < 4
-        assert metadata == {"total_num_frames": 16, "frames_indices": list(range(16)), "fps": 8.0}
+        assert metadata == {"total_num_frames": 16, "frames_indices": list(range(16)), "fps": 8.0, "duration": 2.0}
 
 
 @pytest.mark.parametrize(("matrix", "turned"), [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)])
