@@ -1,8 +1,7 @@
-"""Every stage, every kind of fault, every rank, every transport: each live rank ends with the right error, soon."""
+"""Every stage, every kind of fault, every rank, every transport: each live rank ends with the right error, at once."""
 
 import os
 import signal
-import time
 
 import msgspec
 import pytest
@@ -13,9 +12,8 @@ from evenpack.scheduler.testing import RankError, run_ranks
 
 from .helpers import open_scheduler, random_source, text_sample
 
-#: Seconds after which a rank counts as hung, however busy the machine is: below the limit of `run_ranks`, so that it can fail.
-HANGS = 30.0
-TIMEOUT = 10.0
+#: No collective ends by its time-out: what did not end at once exceeds the limit of `run_ranks`, and is an error.
+TIMEOUT = 3600.0
 FAULT_STEP = 2
 
 
@@ -77,25 +75,25 @@ def corrupt(parts):
 
 
 def run_with_fault(rank, bad_rank, stage, action, **settings):
-    """Train until an error; return the step it came in, its kind, its text and the seconds it took."""
+    """Train until an error; return the step it came in, its kind and its text."""
     source, planner = random_source(rank, 60), None
     if rank == bad_rank:
         source = {"read": faulty_source(rank, action), "describe": bad_sample_source(rank)}.get(stage, source)
         planner = faulty_planner(action) if stage == "plan" else None
     if settings.pop("outsized", False):
         source = [text_sample(5 + 90 * (rank == 0), f"{rank}-{index}") for index in range(60)]
-    steps, started = 0, time.monotonic()
+    steps = 0
     with open_scheduler(source, planner=planner, timeout=TIMEOUT, movement="free", **settings) as scheduler:
         if rank == bad_rank and stage == "exchange":
             break_exchange(scheduler, action)
         try:
             for _ in scheduler:
-                steps, started = steps + 1, time.monotonic()
+                steps += 1
                 if rank == bad_rank and stage == "train" and steps == FAULT_STEP:
                     action()
         except (EvenpackError, Planted) as error:
-            return steps, type(error).__name__, str(error), time.monotonic() - started
-    return steps, None, "", 0.0
+            return steps, type(error).__name__, str(error)
+    return steps, None, ""
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -111,8 +109,8 @@ def test_what_a_rank_raises_ends_all_in_the_same_step(stage, bad_rank, backend, 
         return run_with_fault(rank, bad, stage, fail, prefetch=prefetch, transport=transport)
 
     outcomes = run_ranks(fn, num_ranks, backend=backend)
-    assert len({outcome[:3] for outcome in outcomes}) == 1
-    steps, name, text, _ = outcomes[0]
+    assert len(set(outcomes)) == 1
+    steps, name, text = outcomes[0]
     assert steps == FAULT_STEP and f"rank {bad}" in text
     assert name == ("PeerFailedError" if stage == "read" else "FieldShapeError")
 
@@ -120,7 +118,7 @@ def test_what_a_rank_raises_ends_all_in_the_same_step(stage, bad_rank, backend, 
 @pytest.mark.parametrize("transport", ["host", "device"])
 @pytest.mark.parametrize("stage", ["read", "plan", "exchange", "train"])
 @pytest.mark.parametrize(("num_ranks", "bad"), [(2, 0), (4, 3)])
-def test_a_killed_rank_is_named_within_the_timeout(stage, num_ranks, bad, transport):
+def test_a_killed_rank_is_named_at_once(stage, num_ranks, bad, transport):
     def fn(rank, num_ranks):
         action = (lambda *_: kill()) if stage == "exchange" else kill
         return run_with_fault(rank, bad, stage, action, prefetch=0, transport=transport)
@@ -130,11 +128,11 @@ def test_a_killed_rank_is_named_within_the_timeout(stage, num_ranks, bad, transp
         if rank == bad:
             assert isinstance(outcome, RankError)
         else:
-            steps, name, text, seconds = outcome
+            steps, name, text = outcome
             # Point to point, a rank that has no business with the dead one meets it in the next gather.
             last = FAULT_STEP + (transport == "device" and stage in ("plan", "exchange"))
             assert FAULT_STEP <= steps <= last and name == PeerLostError.__name__, outcome
-            assert text.startswith(f"rank {bad} (last: ") and seconds < HANGS
+            assert text.startswith(f"rank {bad} (last: ")
 
 
 @pytest.mark.parametrize(("backend", "num_ranks"), [("threads", 8), ("gloo", 3)])
@@ -143,8 +141,8 @@ def test_a_planner_that_fails_on_one_rank_ends_all(backend, num_ranks, prefetch)
     def fn(rank, num_ranks):
         return run_with_fault(rank, 1, "plan", fail, prefetch=prefetch)
 
-    for rank, (steps, name, text, seconds) in enumerate(run_ranks(fn, num_ranks, backend=backend)):
-        assert steps == FAULT_STEP and seconds < HANGS
+    for rank, (steps, name, text) in enumerate(run_ranks(fn, num_ranks, backend=backend)):
+        assert steps == FAULT_STEP
         assert name == ("Planted" if rank == 1 else PeerLostError.__name__)
         assert rank == 1 or backend == "threads" or "rank 1 (last: closed)" in text
 

@@ -1,7 +1,6 @@
 """The iterator: every sample once, equal steps on all ranks, policies, scopes and budgets."""
 
 import threading
-import time
 import zlib
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 
 from evenpack.core import EvenpackError, Field, OversizeSampleError
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
+from evenpack.scheduler import prefetch as prefetch_module
 from evenpack.scheduler.testing import run_ranks
 
 from .helpers import TEXT, VISION, drain, flat, image_sample, mixed_source, names_of, open_scheduler, random_source, text_sample
@@ -377,25 +377,27 @@ def test_drops_behind_the_last_step_are_counted():
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])
-def test_an_interrupt_while_waiting_loses_nothing(prefetch):
-    """Ctrl-C while the loop waits for a step: the same step comes again."""
+def test_an_interrupt_while_waiting_loses_nothing(prefetch, monkeypatch):
+    """Ctrl-C while the loop waits for a step, whose source waits too: the same step comes again."""
+    go_on = threading.Event()
 
     def slow():
         for index in range(24):
-            time.sleep(0.02)
+            assert index < 12 or go_on.wait(60)
             yield text_sample(5, index)
 
-    def interrupt(timeout):
-        prefetcher._arrived = threading.Event()
-        prefetcher._arrived.set()  # the worker goes on, and nobody waits in vain
-        raise KeyboardInterrupt
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            if len(got) == 3 and not go_on.is_set():
+                go_on.set()
+                raise KeyboardInterrupt
+            return super().wait(timeout)
 
+    monkeypatch.setattr(prefetch_module, "threading", SimpleNamespace(**vars(threading) | {"Event": Interrupted}))
+    got = []
     with open_scheduler(slow(), prefetch=prefetch) as scheduler:
-        got = [names_of(next(scheduler))]
-        prefetcher = scheduler._prefetcher
-        while prefetcher._ready:
+        for _ in range(3):
             got.append(names_of(next(scheduler)))
-        prefetcher._arrived = SimpleNamespace(wait=interrupt, set=lambda: None, clear=lambda: None)
         with pytest.raises(KeyboardInterrupt):
             next(scheduler)
         got += [names_of(step) for step in scheduler]

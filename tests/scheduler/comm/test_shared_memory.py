@@ -292,7 +292,7 @@ def test_a_worker_that_is_stopped_inside_a_step_holds_nothing(asked):
     def make():
         if len(alive) == 2:
             entered.set()
-            stop.wait(10)
+            stop.wait(60)
             raise Aborted("closed")
         alive.add(made := Made())
         return made
@@ -300,12 +300,12 @@ def test_a_worker_that_is_stopped_inside_a_step_holds_nothing(asked):
     gc.disable()
     try:
         prefetcher = Prefetcher(make, depth=3, name="test")
-        entered.wait(10)
+        assert entered.wait(60)
         for _ in range(asked):
             prefetcher.get()
             prefetcher.used()
         stop.set()
-        assert prefetcher.close(10)
+        assert prefetcher.close(60)
         assert not alive
     finally:
         gc.enable()
@@ -389,7 +389,7 @@ def test_memory_that_the_kernel_does_not_give_is_an_error_here_and_a_name_there(
             original(fd, start, size)
 
         monkeypatch.setattr(os, "posix_fallocate", refusing)
-        with open_scheduler(mixed_source(rank, 24), adapter=VISION, movement="free", timeout=5.0) as scheduler:
+        with open_scheduler(mixed_source(rank, 24), adapter=VISION, movement="free", timeout=3600.0) as scheduler:
             try:
                 return [names_of(step) for step in scheduler], ""
             except (MemoryError, EvenpackError) as error:

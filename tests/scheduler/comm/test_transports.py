@@ -1,5 +1,6 @@
 """Transports move the same bytes; the device transport keeps to fixed peers."""
 
+import itertools
 import re
 import threading
 from functools import partial
@@ -14,6 +15,7 @@ from evenpack.scheduler.comm.channel import Channel, open_channel
 from evenpack.scheduler.comm.groups import ProcessGroups
 from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
 from evenpack.scheduler.comm.transports.buffers import BufferPool
+from evenpack.scheduler.comm.transports.threads import MemoryTransport
 from evenpack.scheduler.config import SchedulerConfig
 from evenpack.scheduler.prefetch import MainThreadExecutor
 from evenpack.scheduler.stages.describe import record_dtype
@@ -99,11 +101,20 @@ def test_partners_stay_few_over_a_thousand_steps():
 
 
 def test_what_waits_in_a_hub_can_be_aborted():
-    hub = MemoryHub(2, timeout=3600.0)  # a test that waits for it fails by its own limit
-    transport = hub.transport(0)
-    threading.Timer(0.1, transport.abort).start()
+    waiting, reads = threading.Event(), itertools.count()
+
+    class Watched(MemoryTransport):
+        def __getattribute__(self, name):
+            if name == "aborted" and next(reads) == 1:  # the hub asks, and holds its lock until it waits
+                waiting.set()
+            return super().__getattribute__(name)
+
+    transport = Watched(MemoryHub(2, timeout=3600.0), 0)  # a test that waits for it fails by its own limit
+    other = threading.Thread(target=lambda: waiting.wait(60) and transport.abort())
+    other.start()
     with pytest.raises(Aborted):
         transport.gather(np.zeros(1, np.uint8))
+    other.join()
     with pytest.raises(Aborted):
         transport.gather(np.zeros(1, np.uint8))
 
@@ -128,7 +139,7 @@ def test_operations_of_the_worker_run_on_the_training_thread():
     executor.serve(lambda: executor.num_gathers == 1)
     executor.serve(lambda: executor.num_gathers == 2)
     executor.close()
-    thread.join(10)
+    thread.join(60)
     assert seen == ["MainThread"] and not thread.is_alive()
 
 

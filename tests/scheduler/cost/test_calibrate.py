@@ -1,6 +1,6 @@
 """Online calibration of costs, agreed across ranks."""
 
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -91,13 +91,15 @@ def cost_of_dummy(model):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_dummy_media_follow_the_fit_in_the_same_step_on_every_rank(prefetch):
-    """Ranks at different speeds calibrate twice: dummies, samples and settings of a step are all of one model, everywhere."""
+    """Ranks that come one after the other calibrate twice: dummies, samples and settings of a step are all of one model."""
+    came = {(rank, number): threading.Event() for rank in range(3) for number in range(20)}
 
     def fn(rank, num_ranks):
         models, steps = [], []
         with open_vision(rank, prefetch=prefetch, num_microbatches=4, samples_per_step=2) as scheduler:
             for number, step in enumerate(scheduler):
-                time.sleep(0.01 * rank)
+                assert rank == 0 or came[rank - 1, number].wait(60)
+                came[rank, number].set()
                 steps.append((step.context.towers.dummy_cost, step.plan.digest, dummy_costs_of(step), step.table))
                 if number in (4, 9):
                     models.append(scheduler.calibrate(measured_with_media(number) if rank == 1 else []).model)

@@ -267,22 +267,25 @@ def limit_pages(connection):
 
 def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path, monkeypatch):
     """What does not fit is taken back, a warning says so once, and the steps before read."""
-    written = []
+    written, looked, full = [], threading.Event(), threading.Event()
 
     def write(writer, steps, original=store.StepWriter.write):
         if len(written) >= 3:
             limit_pages(writer.connection)
             steps = steps * 50
+            full.set()
+        looked.set()
         original(writer, steps)
         written.extend(steps)
 
     monkeypatch.setattr(store.StepWriter, "write", write)
-    with steps_of(RunLog(tmp_path), 20) as scheduler:
-        with pytest.warns(RuntimeWarning, match="recording stops, training continues.*is full") as caught:
-            for _ in range(20):
-                next(scheduler)
-                time.sleep(0.06)  # a look of the thread that writes
-        assert len(caught) == 1
+    full_disk = pytest.warns(RuntimeWarning, match="recording stops, training continues.*is full")
+    with full_disk as caught, steps_of(RunLog(tmp_path), 20) as scheduler:
+        for _ in range(20):
+            looked.clear()
+            next(scheduler)
+            assert full.is_set() or looked.wait(60)
+    assert len(caught) == 1
     found = [step.stats.step for step in read_run(tmp_path)]
     assert found == [stats.step for stats, *_ in written] and len(found) >= 3
 
@@ -371,15 +374,15 @@ def test_two_schedulers_at_a_time_cannot_share_a_log(tmp_path):
 
 
 JOB = """
-import sys, time
+import sys
 from evenpack.scheduler import PackingScheduler, RunLog, SchedulerConfig
 from evenpack.models import adapter_for
 source = [{"input_ids": [1] * (3 + n % 50)} for n in range(4000)]
 config = SchedulerConfig(max_tokens=128, samples_per_step=8)
-scheduler = PackingScheduler(source, config=config, adapter=adapter_for("text"), callbacks=[RunLog(sys.argv[1])])
+log = RunLog(sys.argv[1], max_waiting=10**6)
+scheduler = PackingScheduler(source, config=config, adapter=adapter_for("text"), callbacks=[log])
 while True:
     for step in scheduler:
-        time.sleep(0.005)
         print(step.stats.step, flush=True)
 """
 
@@ -387,10 +390,11 @@ while True:
 def test_a_process_that_is_killed_leaves_what_it_recorded(tmp_path):
     """SIGKILL in the middle of training: whole records, which replay, all but those of the last moment."""
     with subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        before = 0
         for line in process.stdout:
-            if int(line) >= 60:
+            if int(line) % 10 == 0 and (before := len(list(read_run(tmp_path)))) >= 20:
                 break
         process.kill()
     recorded = list(read_run(tmp_path))
-    assert [step.stats.step for step in recorded] == list(range(len(recorded))) and len(recorded) > 20
+    assert [step.stats.step for step in recorded] == list(range(len(recorded))) and len(recorded) >= before >= 20
     assert [replay_differences(step) for step in recorded[-9:]] == [[]] * 9
