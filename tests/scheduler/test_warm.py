@@ -1,6 +1,7 @@
 """The first start says that it compiles; one process of a node does, and a later start is silent."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -43,8 +44,8 @@ def test_the_first_rank_of_a_node_tells_once(rank, environment, lines, monkeypat
 
     for _ in range(2):  # the second time nothing is left to compile
         warm.warm_up_once(rank, CONFIG, warm=compile_two)
-    told = capsys.readouterr().err.splitlines()
-    assert told == [warm.TEXT, "evenpack: compiled in 0 s"] * lines
+    told = re.sub(r"in \d+ s", "in N s", capsys.readouterr().err).splitlines()
+    assert told == [warm.TEXT, "evenpack: compiled in N s"] * lines
 
 
 @pytest.mark.parametrize(

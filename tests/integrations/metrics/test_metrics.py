@@ -114,7 +114,7 @@ def test_entries_of_several_steps_and_a_writer_of_ones_own(tmp_path):
 OFFLINE = """
 import sys, wandb
 from evenpack.integrations.metrics import WandbMetrics
-from tests.metrics.test_metrics import run
+from tests.integrations.metrics.test_metrics import run
 with wandb.init(project="packing", mode="offline", dir=sys.argv[1], settings=wandb.Settings(console="off")) as mine:
     stats, _ = run(lambda rank: WandbMetrics(mine))
     mine.log({"loss": 1.5})
