@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 Kind = Literal["token", "media", "sample"]
-Rows = Literal["patches", "items"]
+Rows = Literal["patches", "items", "tiles", "sample", "free"]
 
 #: Dtypes of a field that are a family of tensor dtypes, or no tensor at all.
 FLOAT, ANY, TEXT, ID = "float", "any", "text", "id"
@@ -37,13 +37,15 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         dtype: name of a torch dtype, or "float" (any floating dtype), "any" (any tensor), "text" (a string),
             "id" (a string or an integer).
         shape: sizes besides the packed axis, None where a size is free; None leaves rank and sizes unchecked.
-        axis: packed axis of a token field (media rows always lie along axis 0).
+        axis: packed axis; media rows of some families lie behind a batch axis of 1.
         required: absent is an error. A field that is not required takes `default` where a sample lacks it.
         default: value of an absent field: a fill value for tokens, the value itself per sample; None leaves a
             per-sample field None, and a token field to the rule that derives it (`labels`, `mm_token_type_ids`).
-        pad: value of a token field at padding.
+        pad: value of a token field at padding, and of a media field where its free sizes are filled up to the largest of a
+            pack.
         modality: media field: the modality whose items its rows belong to.
-        rows: media field: one row per patch of a grid (t * h * w), or one per item.
+        rows: media field: one row per patch of a grid (t * h * w), per item, per tile (t of the item's grid), one per sample
+            that has items, or a number that nothing else says ("free"; only such a field may be absent where items are).
         to_model: whether `forward_kwargs` offers the packed field to the model.
 
     Example:

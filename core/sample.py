@@ -106,6 +106,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return int(np.count_nonzero(counted != 0)), float(counted.sum(dtype=np.float64))
 
     def grids(self, modality: str) -> list[tuple[int, int, int]]:
-        """Return the (t, h, w) patch grids of a modality's items, in order; empty where there are none."""
-        grid = self.values.get(f"{modality}_grid_thw")
-        return [(t, h, w) for t, h, w in grid.tolist()] if isinstance(grid, torch.Tensor) else []
+        """Return the (t, h, w) patch grids of a modality's items, in order; empty where there are none.
+
+        In families whose processor gives no grids, they are those of the runs that end items: rows in the tower (mel frames of
+        a clip), and patches of a row.
+        """
+        given = self.values.get(f"{modality}_grid_thw")
+        if isinstance(given, torch.Tensor):
+            grid: Any = given
+        else:
+            grid = self.layout.runs[(self.layout.runs[:, 2] == TYPE_CODES[modality]) & (self.layout.runs[:, 3] > 0), 3:]
+        return [(t, h, w) for t, h, w in grid.tolist()]

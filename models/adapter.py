@@ -1,14 +1,16 @@
 """What the rest of evenpack knows about a model family: one frozen declaration per family."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from ..core import Field, FieldSet
+from ..core.fields import FLOAT
 
 RopeRule = Literal["1d", "grid", "seconds", "timestamp", "temporal_merge", "omni"]
 CpSlicing = Literal["model", "caller"]
+AnchorRule = Literal["rows", "sizes", "anyres", "trust"]
 
 #: Fields of every family: text, its targets and their weights, and the sample's name.
 TEXT_FIELDS: tuple[Field, ...] = (
@@ -17,6 +19,56 @@ TEXT_FIELDS: tuple[Field, ...] = (
     Field(name="loss_weights", kind="token", dtype="float32", default=1.0, pad=0.0),
     Field(name="sample_id", kind="sample", dtype="id"),
 )
+
+
+class Anchors(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens anchor the items of one modality, in families whose processor gives no grids.
+
+    An item is what the processor gives one row for: an image, a tile of one, a clip. Each gets a grid (t, h, w): its rows in
+    the tower, and the patches of one row.
+
+    Attributes:
+        rule: "rows": every row of a field is anchored by a fixed number of tokens. "sizes": by the patches of its size, merged
+            like those of a grid. "anyres": by the tiles that its size is cut into. "trust": by a number that is not known here,
+            so only the sample's whole is checked: there are tokens if and only if there are rows.
+        per_row: "rows" rule: media field to the number of tokens that anchor one of its rows.
+        field: "sizes" and "anyres" rules: field of the items' sizes, int64 [n, 2] (height, width), or of the places of their
+            patches, [n, patches, 2] with negative padding; "trust" rule: field whose rows are counted.
+        patch: "sizes" rule: side of a patch in units of the field.
+        tower: (h, w) patches of one row, where sizes do not say them.
+        pinpoints: "anyres" rule: (height, width) in pixels of the canvases that an image may be cut into tiles on.
+        tile: "anyres" rule: side of a tile in pixels.
+        side: "anyres" rule: side of a tile in tokens.
+        max_tiles: "anyres" rule: tiles' worth of tokens beyond which a canvas is made smaller; an image that is one of several
+            of its sample is one tile. 0: neither.
+        rows_per_patch: rows of a field with `rows="patches"` for one patch.
+        free_size: what stands for each free size of the smallest item.
+        smallest: field to its value for the smallest item, where that is not all ones.
+    """
+
+    rule: AnchorRule
+    per_row: Mapping[str, int] = {}
+    field: str = ""
+    patch: int = 1
+    tower: tuple[int, int] = (1, 1)
+    pinpoints: tuple[tuple[int, int], ...] = ()
+    tile: int = 0
+    side: int = 0
+    max_tiles: int = 0
+    rows_per_patch: int = 1
+    free_size: int = 1
+    smallest: Mapping[str, tuple[Any, ...]] = {}
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(AnchorRule):
+            raise ValueError(f"anchors: rule must be one of {get_args(AnchorRule)}, got {self.rule!r}")
+        if self.rule == "rows" and not self.per_row:
+            raise ValueError("anchors: the rule 'rows' needs per_row, the tokens of one row of a field")
+        if self.rule != "rows" and not self.field:
+            raise ValueError(f"anchors: the rule {self.rule!r} needs field, which says or counts the items' sizes")
+        wrong = {name: count for name, count in self.per_row.items() if count < 1}
+        if wrong:
+            raise ValueError(f"anchors: a row must have at least 1 token, got {wrong}")
 
 
 class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +85,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         audio_start: id written before an audio clip.
         audio_end: id written after an audio clip.
         rope: position rule (see `models.layout.positions`); "1d" gives `[1, T]`, all others `[3, 1, T]`.
+        anchors: modality to the number of tokens of its items, where they come without a grid.
         rule_version: the transformers version whose `get_rope_index` the rule equals.
         merge_size: side of the square of patches that becomes one feature.
         temporal_merge: frames merged into one temporal position ("temporal_merge" rule).
@@ -60,6 +113,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
     audio_start: int | None = None
     audio_end: int | None = None
     rope: RopeRule = "1d"
+    anchors: Mapping[str, Anchors] = {}
     rule_version: str = ""
     merge_size: int = 1
     temporal_merge: int = 1
@@ -84,6 +138,10 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         if modality == "video":
             t //= self.temporal_merge
         return t * (h // self.merge_size) * (w // self.merge_size)
+
+    def is_pixels(self, field: Field) -> bool:
+        """Whether a field holds what a tower computes on, rather than sizes or seconds."""
+        return field.rows == "patches" or (field.modality in self.anchors and field.dtype == FLOAT)
 
     def brackets(self, modality: str) -> tuple[list[int], list[int]]:
         """Return the ids written before and after the smallest item of a modality; empty lists where there are none."""

@@ -57,17 +57,17 @@ def vision_fields(patch_dim: int, *, seconds: bool = False) -> tuple[Field, ...]
     fields = [
         *TEXT_FIELDS,
         Field(name="mm_token_type_ids", kind="token", dtype="int64", to_model=True),
-        *_grid_fields("image", "pixel_values", "image_grid_thw", patch_dim),
-        *_grid_fields("video", "pixel_values_videos", "video_grid_thw", patch_dim),
+        *patch_fields("image", "pixel_values", "image_grid_thw", (patch_dim,)),
+        *patch_fields("video", "pixel_values_videos", "video_grid_thw", (patch_dim,)),
     ]
     if seconds:
         fields.append(Field(name="second_per_grid_ts", kind="media", dtype="float", modality="video", to_model=True))
     return tuple(fields)
 
 
-def _grid_fields(modality: Literal["image", "video"], pixels: str, grid: str, patch_dim: int) -> tuple[Field, Field]:
+def patch_fields(modality: Literal["image", "video"], pixels: str, grid: str, row: tuple[int, ...]) -> tuple[Field, Field]:
     """Return the two fields of a modality whose items are grids of patches: the patches, and the grids."""
     return (
-        Field(name=pixels, kind="media", dtype="float", shape=(patch_dim,), modality=modality, rows="patches", to_model=True),
+        Field(name=pixels, kind="media", dtype="float", shape=row, modality=modality, rows="patches", to_model=True),
         Field(name=grid, kind="media", dtype="int64", shape=(3,), modality=modality, to_model=True),
     )

@@ -9,6 +9,7 @@ from .adapter import ModelAdapter
 from .configs import adapter_value, config_values, from_config
 from .families.cohere_compass import COHERE_COMPASS
 from .families.ernie4_5_vl import ERNIE4_5_VL_MOE
+from .families.generic import GENERIC, generic_adapter
 from .families.glm4v import GLM4V, GLM4V_MOE, GLM46V, GLM_OCR
 from .families.paddleocr_vl import PADDLEOCR_VL
 from .families.qwen2_5_vl import QWEN2_5_VL
@@ -16,6 +17,7 @@ from .families.qwen2_vl import QWEN2_VL
 from .families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from .families.qwen3_vl import COSMOS3_OMNI, QWEN3_VL, QWEN3_VL_MOE
 from .families.qwen_omni import QWEN2_5_OMNI, QWEN3_OMNI_MOE
+from .families.refused import reason_against
 from .families.text import TEXT
 from .family import Family
 
@@ -48,9 +50,9 @@ def adapter_for(name_or_config: Any, *, trained_modalities: Iterable[str] | None
     """Return the adapter of a model family.
 
     Args:
-        name_or_config: a family's name (its constants are those of the released checkpoint), or the config of a
-            `transformers` model (its own values). "text", and the config of any model without media towers, give the
-            text adapter.
+        name_or_config: a family's name (its constants are those of the released checkpoint, or of the config class in
+            families with ordinary positions), or the config of a `transformers` model (its own values). "text", and the config
+            of any model without media towers, give the text adapter.
         trained_modalities: modalities whose towers are trained; default: all that the family has.
 
     Raises:
@@ -61,13 +63,24 @@ def adapter_for(name_or_config: Any, *, trained_modalities: Iterable[str] | None
         4
     """
     if isinstance(name_or_config, str):
-        family = FAMILIES.get(name_or_config)
-        if family is None:
-            raise ValueError(f"unknown model family {name_or_config!r}; known: {', '.join(FAMILIES)}")
-        adapter = family.adapter
+        adapter = _named(name_or_config)
+    elif getattr(name_or_config, "model_type", None) in GENERIC:
+        _refuse_known(name_or_config.model_type)
+        adapter = generic_adapter(name_or_config)
     else:
         adapter = from_config(family_of(name_or_config), name_or_config)
     return adapter if trained_modalities is None else _training_only(adapter, tuple(trained_modalities))
+
+
+def _named(name: str) -> ModelAdapter:
+    """Return the adapter of a family by its name."""
+    if name in FAMILIES:
+        return FAMILIES[name].adapter
+    if name not in GENERIC:
+        raise ValueError(f"unknown model family {name!r}; known: {', '.join((*FAMILIES, *GENERIC))}")
+    from transformers import AutoConfig
+
+    return generic_adapter(AutoConfig.for_model(name))
 
 
 def register_family(family: Family) -> None:
@@ -76,7 +89,7 @@ def register_family(family: Family) -> None:
     Raises:
         ValueError: a name or a model type that is taken.
     """
-    taken = {name for known in FAMILIES.values() for name in (known.adapter.name, *known.model_types)}
+    taken = {name for known in FAMILIES.values() for name in (known.adapter.name, *known.model_types)} | GENERIC.keys()
     twice = sorted(taken & {family.adapter.name, *family.model_types})
     if twice:
         raise ValueError(f"families known already: {twice}")
@@ -95,10 +108,19 @@ def family_of(config: Any) -> Family:
     for family in FAMILIES.values():
         if model_type in family.model_types:
             return family
+    _refuse_known(model_type)
     has_towers = any(name.endswith("_config") and name != "text_config" for name in getattr(config, "sub_configs", {}))
     if has_towers or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "vocab_size"):
-        raise ValueError(f"no adapter for model_type {model_type!r}; known: {', '.join(FAMILIES)}, and text-only decoders")
+        known = ", ".join((*FAMILIES, *GENERIC))
+        raise ValueError(f"no adapter for model_type {model_type!r}; known: {known}, and text-only decoders")
     return TEXT
+
+
+def _refuse_known(model_type: str) -> None:
+    """Raise `ValueError` with the reason for a family that packs are known not to serve."""
+    reason = reason_against(model_type)
+    if reason is not None:
+        raise ValueError(f"{model_type!r} cannot run packs: {reason}")
 
 
 def _training_only(adapter: ModelAdapter, modalities: tuple[str, ...]) -> ModelAdapter:
@@ -120,6 +142,9 @@ def check_config(adapter: ModelAdapter, config: Any) -> None:
     """
     if not isinstance(getattr(config, "model_type", None), str):
         return
+    if config.model_type in GENERIC:
+        _check_generic(adapter, generic_adapter(config))
+        return
     family = family_of(config)
     if family.adapter.name != adapter.name:
         raise ValueError(f"the adapter is for {adapter.name!r}, the model's config for {family.adapter.name!r}")
@@ -133,3 +158,17 @@ def check_config(adapter: ModelAdapter, config: Any) -> None:
             f"adapter {adapter.name!r} does not fit the model: {'; '.join(differing)}. "
             "Use adapter_for(model.config) where the data was prepared for this model."
         )
+
+
+def _check_generic(adapter: ModelAdapter, own: ModelAdapter) -> None:
+    """Check an adapter against that of a config of a family without grids."""
+    if own.name != adapter.name:
+        raise ValueError(f"the adapter is for {adapter.name!r}, the model's config for {own.name!r}")
+    parts = ("media_tokens", "anchors", "merge_size")
+    differing = [
+        f"{part} is {getattr(adapter, part)} in the adapter, {getattr(own, part)} in the config"
+        for part in parts
+        if getattr(adapter, part) != getattr(own, part)
+    ]
+    if differing:
+        raise ValueError(f"adapter {adapter.name!r} does not fit the model: {'; '.join(differing)}")

@@ -93,7 +93,8 @@ def _staged(batch: Row, is_first: bool, is_last: bool) -> dict[str, Any]:
     absent: dict[str, Any] = {}
     if not is_first:
         small = ((), (3,))
-        absent |= {f.name: None for f in batch.adapter.fields.of_kind("media") if f.rows == "patches" or f.shape not in small}
+        media, pixels = batch.adapter.fields.of_kind("media"), batch.adapter.is_pixels
+        absent |= {f.name: None for f in media if pixels(f) or f.shape not in small}
     if not is_last:
         absent |= dict.fromkeys(("labels", "shift_labels", "loss_mask"))
     return absent

@@ -275,8 +275,8 @@ def pack_tokens(
 def pack_media(fields: Sequence[Field], samples: Sequence[Sample], num_dummies: int, pin: bool) -> dict[str, torch.Tensor]:
     """Return the media fields of a pack: rows of all samples, in segment order. Fields that no sample has are absent.
 
-    Rows of a free size (sounds of different lengths) are padded with zeros to the longest. Dummies take the dtype and
-    device of the others, and lack the optional fields that the others lack.
+    Rows of a free size (sounds of different lengths) are padded to the longest. Dummies take the dtype and device of the
+    others, and lack the optional fields that the others lack.
 
     Raises:
         FieldShapeError: a sample with items of a modality lacks a field that others have, or samples differ in dtype,
@@ -288,7 +288,7 @@ def pack_media(fields: Sequence[Field], samples: Sequence[Sample], num_dummies: 
         same = [other.name for other in fields if other.modality == field.modality]
         with_items = [sample for sample in real if any(name in sample.values for name in same)]
         pieces = [sample.tensor(field.name) for sample in with_items if field.name in sample.values]
-        if len(pieces) not in (0, len(with_items)):
+        if field.rows != "free" and len(pieces) not in (0, len(with_items)):
             what = f"{len(pieces)} of {len(with_items)} samples with {field.modality} items"
             raise FieldShapeError(f"{what} have {field.name!r}, which has no default")
         more = [dummy.tensor(field.name) for dummy in dummies if field.name in dummy.values]
@@ -299,21 +299,21 @@ def pack_media(fields: Sequence[Field], samples: Sequence[Sample], num_dummies: 
         if pieces:
             pieces = _same_sizes(field, pieces)
             _check_alike(field, pieces)
-            media[field.name] = concatenate(pieces, 0, pin)
+            media[field.name] = concatenate(pieces, field.axis, pin)
     return media
 
 
 def _same_sizes(field: Field, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return pieces with their free sizes padded with zeros to the largest; the pieces themselves where they agree."""
-    if field.shape is None or None not in field.shape or len({piece.shape[1:] for piece in pieces}) == 1:
+    """Return pieces with their free sizes filled up to the largest; the pieces themselves where they agree."""
+    if field.shape is None or None not in field.shape:
+        return pieces
+    free = [axis + (axis >= field.axis) for axis, size in enumerate(field.shape) if size is None]
+    largest = {axis: max(piece.shape[axis] for piece in pieces) for axis in free}
+    if all(piece.shape[axis] == size for piece in pieces for axis, size in largest.items()):
         return pieces
     padded: list[torch.Tensor] = []
     for piece in pieces:
-        sizes = [
-            max(p.shape[axis] for p in pieces) if size is None else piece.shape[axis]
-            for axis, size in enumerate(field.shape, 1)
-        ]
-        wide = piece.new_zeros((len(piece), *sizes))
+        wide = piece.new_full([largest.get(axis, size) for axis, size in enumerate(piece.shape)], field.pad)
         wide[tuple(slice(n) for n in piece.shape)] = piece
         padded.append(wide)
     return padded

@@ -25,7 +25,7 @@ from ...core import (
 from ...core.fields import ANY, FLOAT, ID, TEXT, dtype_name, dtype_of
 from ...core.sample import Value
 from ...models.adapter import ModelAdapter
-from ...models.layout.items import media_grids, media_seconds
+from ...models.layout.items import MediaItems, flattened, media_grids, media_items, media_seconds, rows_needed
 from ...models.layout.sample_layout import sample_layout
 from .trim import MASK_FIELD, MEGATRON_FIELDS, mask_span, megatron_names, megatron_span, trim
 
@@ -95,9 +95,9 @@ def prepare_sample(raw: Mapping[str, Any], *, adapter: ModelAdapter, where: str 
     seconds = values.get(adapter.seconds_field)
     if seconds is not None and adapter.has_seconds:
         check_seconds(seconds, adapter.seconds_field, where)
-    grids = item_grids(values, adapter)
-    layout = _layout_of(values, grids, adapter, where)
-    counts = item_counts(values, grids, adapter.fields, where)
+    grids, items = item_grids(values, adapter), media_items(values, adapter, where) if adapter.anchors else {}
+    layout = _layout_of(values, grids, items, adapter, where)
+    counts = item_counts(values, grids, items, adapter, where)
     _fill_defaults(values, counts, layout, adapter)
     return Sample(values=values, layout=layout, shifted=shifted, sample_id=values.pop("sample_id", None))
 
@@ -110,21 +110,31 @@ def typed(given: Mapping[str, Any], adapter: ModelAdapter, where: str) -> dict[s
         if field.name in given:
             value = convert(given[field.name], field, where)
             if isinstance(value, torch.Tensor):
-                if field.kind == "media" and value.numel() == 0 and len(value) == 0:
+                if field.kind == "media" and value.numel() == 0 and value.ndim > field.axis and value.shape[field.axis] == 0:
                     continue  # no items is the same as no field
+                if adapter.anchors:
+                    value = flattened(value, field, given, adapter)
                 check_rank(value, field, where)
             values[field.name] = value
     return values
 
 
-def _layout_of(values: dict[str, Any], grids: Mapping[str, np.ndarray], adapter: ModelAdapter, where: str) -> SampleLayout:
+def _layout_of(
+    values: dict[str, Any],
+    grids: Mapping[str, np.ndarray],
+    items: Mapping[str, MediaItems],
+    adapter: ModelAdapter,
+    where: str,
+) -> SampleLayout:
     """Return the layout of a sample's media, and take `mm_token_type_ids` out: the layout holds them from here on."""
     ids, types = values["input_ids"], values.pop(TYPES, None)
     if not adapter.media_tokens:
         return SampleLayout.text(len(ids))
     seconds = media_seconds(values, adapter)
     given = [None if tensor is None else tensor.cpu().numpy() for tensor in (seconds, types)]
-    return sample_layout(ids.cpu().numpy(), grids, *given, adapter=adapter, where=where)
+    counts = {name: one.tokens for name, one in items.items()}
+    all_grids = {**grids, **{name: one.grids for name, one in items.items()}} if items else grids
+    return sample_layout(ids.cpu().numpy(), all_grids, *given, adapter=adapter, counts=counts, where=where)
 
 
 def _fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: SampleLayout, adapter: ModelAdapter) -> None:
@@ -401,7 +411,13 @@ def item_grids(values: Mapping[str, Any], adapter: ModelAdapter) -> dict[str, np
     return media_grids(small, adapter) if small else {}
 
 
-def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fields: FieldSet, where: str) -> dict[str, int]:
+def item_counts(
+    values: Mapping[str, Any],
+    grids: Mapping[str, np.ndarray],
+    items: Mapping[str, MediaItems],
+    adapter: ModelAdapter,
+    where: str,
+) -> dict[str, int]:
     """Check that the media fields of each modality agree on its items, and return the number of items per modality.
 
     A field with one row per item has as many rows as the modality has items; one with a row per patch has as many rows as
@@ -411,9 +427,18 @@ def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fiel
         FieldShapeError: row numbers that disagree; both are named.
     """
     counts: dict[str, int] = {}
-    media = fields.of_kind("media")
+    media = adapter.fields.of_kind("media")
     for modality in TYPE_CODES if media else ():
         mine = [field for field in media if field.modality == modality]
+        if modality in items:
+            for field in mine:
+                needed = rows_needed(field, items[modality], adapter.anchors[modality])
+                rows = values[field.name].shape[field.axis] if field.name in values else needed
+                if needed is not None and rows != needed:
+                    told = f"{len(items[modality].grids)} {modality} items need {needed}"
+                    raise FieldShapeError(f"{where}: {field.name!r} has {rows} rows, but the sample's {told}")
+            counts[modality] = len(items[modality].grids)
+            continue
         per_item = {field.name: len(values[field.name]) for field in mine if field.rows == "items" and field.name in values}
         if len(set(per_item.values())) > 1:
             raise FieldShapeError(f"{where}: {modality} fields disagree on the number of items: {per_item}")
@@ -422,8 +447,8 @@ def item_counts(values: Mapping[str, Any], grids: Mapping[str, np.ndarray], fiel
         for name in [field.name for field in mine if field.rows == "patches"]:
             rows = len(values[name]) if name in values else 0
             if rows != patches:
-                items = f"{counts[modality]} {modality} items"
-                raise FieldShapeError(f"{where}: {name!r} has {rows} rows, but the grids of {items} have {patches}")
+                told = f"{counts[modality]} {modality} items"
+                raise FieldShapeError(f"{where}: {name!r} has {rows} rows, but the grids of {told} have {patches}")
     return {modality: count for modality, count in counts.items() if count}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from ...core import TYPE_CODES, Field, OversizeSampleError, Sample, SampleLayout
 from ...models.adapter import ModelAdapter
+from ...models.layout.items import media_items, rows_needed
 from .prepare import item_grids
 
 
@@ -14,7 +15,8 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
     """Return the longest beginning of a sample that has at most `max_tokens` tokens and whole media items only.
 
     A media item that does not fit wholly, its start and end markers included, is dropped with its features, and
-    everything after it too. A video whose frames are written apart is one item.
+    everything after it too. A video whose frames are written apart is one item. In families without grids, what stands in one
+    run is dropped together: an image, or a tile of one where text stands between tiles.
 
     Args:
         sample: a prepared sample.
@@ -39,7 +41,10 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
     if sample.num_tokens <= max_tokens:
         return sample
     grids = item_grids(sample.values, adapter)
-    items = _item_spans(sample, grids, adapter)
+    without = media_items(sample.values, adapter)  # items of modalities without grids
+    parts = {name: grid[:, 0].tolist() for name, grid in grids.items()}
+    parts |= {name: _parts(sample, name, adapter) for name in without}
+    items = _item_spans(sample, parts, adapter)
     stop = max_tokens
     while crossing := [start for _, start, end in items if start < stop < end]:
         stop = min(crossing)  # items of two modalities may interleave, so the new stop is looked at again
@@ -48,29 +53,52 @@ def truncate_sample(sample: Sample, max_tokens: int, adapter: ModelAdapter) -> S
             f"sample {sample.sample_id!r} begins with a media item of {min(end for _, _, end in items)} tokens, "
             f"which cannot be truncated to {max_tokens}"
         )
-    rows: dict[str, tuple[int, int]] = dict.fromkeys(TYPE_CODES, (0, 0))
-    for name, grid in grids.items():
+    rows: dict[str, int | None] = {}
+    for field in adapter.fields.of_kind("media"):
+        name = field.modality or ""
         kept = sum(1 for modality, _, end in items if modality == name and end <= stop)
-        rows[name] = kept, int(grid[:kept].prod(axis=1).sum())
+        if name in without:
+            ends = np.cumsum(without[name].grids[:, 0])
+            whole = int(np.searchsorted(ends, sum(parts[name][:kept]), side="right"))
+            left = without[name]._replace(grids=without[name].grids[:whole])
+            rows[field.name] = rows_needed(field, left, adapter.anchors[name]) if kept else 0
+        else:
+            grid = grids.get(name, np.zeros((0, 3), np.int64))[:kept]
+            rows[field.name] = int(grid.prod(axis=1).sum()) if field.rows == "patches" else kept
     fields = [adapter.fields[name] for name in sample.values]
     return Sample(
-        values={f.name: _cut(sample, f, stop, rows) for f in fields if f.kind != "media" or rows[f.modality or ""][0]},
+        values={f.name: _cut(sample, f, stop, rows) for f in fields if f.kind != "media" or rows[f.name] != 0},
         layout=_cut_layout(sample, stop, adapter),
         shifted=sample.shifted,
         sample_id=sample.sample_id,
     )
 
 
-def _item_spans(sample: Sample, grids: Mapping[str, np.ndarray], adapter: ModelAdapter) -> list[tuple[str, int, int]]:
+def _parts(sample: Sample, modality: str, adapter: ModelAdapter) -> list[int]:
+    """Return the rows of each part of a modality without grids that may be dropped alone: all of them, or what a run ends.
+
+    Several images of one sample are cut differently than one where `max_tiles` says so, and rows that nothing counts, or that
+    two fields share, cannot be told apart.
+    """
+    rule = adapter.anchors[modality]
+    runs = sample.layout.runs[(sample.layout.runs[:, 2] == TYPE_CODES[modality]) & (sample.layout.runs[:, 3] > 0)]
+    uncounted = any(f.rows == "free" for f in adapter.fields.of_kind("media") if f.modality == modality)
+    if rule.rule == "trust" or rule.max_tiles or len(rule.per_row) > 1 or uncounted:
+        return [int(runs[:, 3].sum())]
+    parts: list[int] = runs[:, 3].tolist()
+    return parts
+
+
+def _item_spans(sample: Sample, parts: Mapping[str, list[int]], adapter: ModelAdapter) -> list[tuple[str, int, int]]:
     """Return (modality, start, stop) of each media item in its modality's order, start and end markers included.
 
     The runs of one item are those whose frames add up to the frames of its grid.
     """
     ids = sample.tensor("input_ids").tolist()
     spans: list[tuple[str, int, int]] = []
-    for modality, grid in grids.items():
+    for modality, sizes in parts.items():
         runs = iter(sample.layout.runs[sample.layout.runs[:, 2] == TYPE_CODES[modality]].tolist())
-        for frames in grid[:, 0].tolist():
+        for frames in sizes:
             start, length, _, seen, _, _ = next(runs)
             end = start + length
             while seen < frames:
@@ -91,13 +119,13 @@ def _with_markers(ids: list[int], start: int, end: int, brackets: tuple[list[int
     return start, end
 
 
-def _cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, tuple[int, int]]) -> Any:
+def _cut(sample: Sample, field: Field, stop: int, rows: Mapping[str, int | None]) -> Any:
     """Return one field of the truncated sample: its tokens up to `stop`, or the rows of the items kept."""
     if field.kind == "token":
         return sample.tensor(field.name).narrow(field.axis, 0, stop).contiguous()
     if field.kind == "media":
-        items, patches = rows[field.modality or ""]
-        return sample.tensor(field.name)[: patches if field.rows == "patches" else items]
+        value, kept = sample.tensor(field.name), rows[field.name]
+        return value if kept is None else value.narrow(field.axis, 0, kept)
     return sample.values[field.name]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from ...core import TYPE_CODES, AmbiguousMediaError, MediaMismatchError, SampleLayout
 from ..adapter import ModelAdapter
 from .interleaved import has_sound_track, interleaved_grids
+from .pieces import pieces_of
 from .placeholders import refuse_unclaimed
 
 Grid = tuple[int, int, int]
@@ -20,6 +21,7 @@ def sample_layout(
     mm_token_type_ids: Any = None,
     *,
     adapter: ModelAdapter,
+    counts: Mapping[str, np.ndarray | None] | None = None,
     where: str = "sample",
 ) -> SampleLayout:
     """Return where a sample's media lie among its tokens.
@@ -27,6 +29,8 @@ def sample_layout(
     With `mm_token_type_ids`, each run of one type must anchor exactly the next item of that modality. Without them, runs of
     a media token are matched to the items by length, in order, and only where there is exactly one way to do it. A run that is
     left over is text that spells the token, unless it stands between the family's markers: there its item got lost.
+
+    Families with `adapter.anchors` write one image in several runs, or several tiles in one, so only the sums are compared.
 
     Args:
         input_ids: integers [L].
@@ -36,6 +40,8 @@ def sample_layout(
             transformers does).
         mm_token_type_ids: integers [L]: 0 text, 1 image, 2 video, 3 audio; None to derive them.
         adapter: the family.
+        counts: modality to the number of tokens that anchor each of its items, integers [n], None where it is not known; for
+            modalities in `adapter.anchors` (see `items.media_items`).
         where: how errors name the sample.
 
     Raises:
@@ -58,9 +64,11 @@ def sample_layout(
     parts = {name: _run_grids(name, items[name], adapter) for name in masks}
     together = interleaved_grids(spans, items, adapter, where) if has_sound_track(spans, items) else {}
     choose = _derived_spans if types is None else _checked_spans
-    spans = {
-        name: found if name in together else choose(found, name, items[name], adapter, where) for name, found in spans.items()
-    }
+    for name, found in spans.items():
+        if name in adapter.anchors:
+            spans[name], parts[name] = pieces_of(found, parts[name], (counts or {}).get(name), name, where)
+        elif name not in together:
+            spans[name] = choose(found, name, items[name], adapter, where)
     parts |= together
     runs = [
         (start, length, TYPE_CODES[name], *grid)
@@ -86,7 +94,7 @@ def _item_grids(grid: Any, modality: str, adapter: ModelAdapter, where: str) -> 
     items = [] if grid is None else [(t, h, w) for t, h, w in np.asarray(grid, np.int64).reshape(-1, 3).tolist()]
     if items and modality not in adapter.media_tokens:
         raise MediaMismatchError(f"{where}: {len(items)} {modality} items, but {adapter.name} has no {modality}")
-    side = 1 if modality == "audio" else adapter.merge_size
+    side = 1 if modality == "audio" or modality in adapter.anchors else adapter.merge_size
     steps = (adapter.temporal_merge if modality == "video" else 1, side, side)
     for grid in items:
         if min(grid) < 1 or any(size % step for size, step in zip(grid, steps, strict=True)):
@@ -145,6 +153,8 @@ def _typed_masks(ids: np.ndarray, types: np.ndarray, adapter: ModelAdapter, wher
         unknown = sorted(set(types.tolist()) - {0, *codes})
         raise MediaMismatchError(f"{where}: mm_token_type_ids {unknown}; {adapter.name} knows {sorted({0, *codes})}")
     for name, mask in masks.items():
+        if name in adapter.anchors:  # many processors type the tokens around an item too
+            mask &= ids == adapter.media_tokens[name]
         wrong = np.flatnonzero(mask & (ids != adapter.media_tokens[name]))
         if len(wrong):
             at = int(wrong[0])

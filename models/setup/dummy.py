@@ -5,7 +5,8 @@ import torch
 
 from ...core import TYPE_CODES, Field, Sample, SampleLayout
 from ..adapter import ModelAdapter
-from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK
+from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK, items_by_rule, rows_needed
+from ..layout.pieces import pieces_of
 
 #: Value of every number of a dummy's rows. Not 0: some models (Idefics, SmolVLM) take rows of zeros for padding.
 _FILL = 1e-3
@@ -37,9 +38,11 @@ def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torc
     """
     if modality not in adapter.dummy_grids:
         raise ValueError(f"{adapter.name} has no {modality}; it has {sorted(adapter.dummy_grids)}")
+    before, after = adapter.brackets(modality)
+    if modality in adapter.anchors:
+        return _without_grid(modality, adapter, dtype)
     grid = adapter.dummy_grids[modality]
     length = adapter.token_count(modality, grid)
-    before, after = adapter.brackets(modality)
     ids = [*before, *[adapter.media_tokens[modality]] * length, *after]
     pace = 1.0 if modality == "video" and adapter.has_seconds else 0.0
     layout = SampleLayout(
@@ -48,6 +51,39 @@ def dummy_sample(modality: str, adapter: ModelAdapter, dtype: torch.dtype = torc
         seconds=np.array([pace], np.float32),
     )
     return _unlearned(ids, layout, adapter, _media_values(modality, grid, adapter, dtype))
+
+
+def _without_grid(modality: str, adapter: ModelAdapter, dtype: torch.dtype) -> Sample:
+    """Return a dummy of a modality whose items come without a grid: one row, or the tiles of the smallest image."""
+    rule = adapter.anchors[modality]
+    values: dict[str, torch.Tensor] = {}
+    mine = [field for field in adapter.fields.of_kind("media") if field.modality == modality]
+    # What sizes say comes first, and then the pixels of that many tiles.
+    for field in sorted(mine, key=adapter.is_pixels):
+        rows = 1
+        if field.rows in ("tiles", "patches") and rule.field in values:
+            rows = rows_needed(field, items_by_rule(values, rule, adapter), rule) or 1
+        sizes = [rule.free_size if size is None else size for size in field.shape or ()]
+        sizes.insert(field.axis, rows)
+        if field.name in rule.smallest:
+            values[field.name] = torch.tensor(rule.smallest[field.name])
+        elif adapter.is_pixels(field):
+            values[field.name] = torch.full(sizes, _FILL, dtype=dtype)
+        else:
+            values[field.name] = torch.ones(sizes, dtype=torch.int64)
+    items = items_by_rule(values, rule, adapter)
+    length = 1 if items.tokens is None else int(items.tokens.sum())
+    before, after = adapter.brackets(modality)
+    ids = [*before, *[adapter.media_tokens[modality]] * length, *after]
+    grids = [(t, h, w) for t, h, w in items.grids.tolist()]
+    spans, parts = pieces_of([(len(before), length)], grids, items.tokens, modality, "dummy")
+    code = TYPE_CODES[modality]
+    layout = SampleLayout(
+        num_tokens=len(ids),
+        runs=np.array([(*span, code, *part) for span, part in zip(spans, parts, strict=True)], np.int64),
+        seconds=np.zeros(len(spans), np.float32),
+    )
+    return _unlearned(ids, layout, adapter, {field.name: values[field.name] for field in mine})
 
 
 def _media_values(

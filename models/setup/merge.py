@@ -2,7 +2,8 @@
 
 A stock `transformers` model puts features wherever an id equals the media token, so text that spells the token breaks it, and
 GLM-4V, which writes the image token inside videos too, cannot take images and videos in one row. Both come from one method,
-`get_placeholder_mask`; here it sees only the ids that anchor features of the modality it is asked for.
+`get_placeholder_mask` (`inputs_merger` in Idefics); here it sees only the ids that anchor features of the modality it is asked
+for.
 """
 
 import functools
@@ -39,6 +40,17 @@ class MaskedMerge:
         return super().get_placeholder_mask(input_ids, *args, **kwargs)  # type: ignore[misc]
 
 
+class MaskedMerger(MaskedMerge):
+    """The same for a module that places images in a method of another name."""
+
+    def inputs_merger(self, input_ids: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        """Hide ids that anchor nothing from the model's own method."""
+        valid, _ = self.evenpack_anchors
+        if input_ids is not None and valid is not None:
+            input_ids = torch.where(valid.bool(), input_ids, -1)
+        return super().inputs_merger(input_ids, *args, **kwargs)  # type: ignore[misc]
+
+
 class MaskArgument:
     """Mark of a model whose forward pass takes the mask."""
 
@@ -48,11 +60,13 @@ class MaskArgument:
 
 def merge_by_mask(model: nn.Module) -> bool:
     """Make an unwrapped model take `media_token_validity_mask`, bool [1, T]; False where it has no media to place."""
-    paths = tuple(name for name, module in model.named_modules() if hasattr(module, "get_placeholder_mask"))
+    methods = ("get_placeholder_mask", "inputs_merger")
+    paths = tuple(name for name, module in model.named_modules() if any(hasattr(module, method) for method in methods))
     if not paths:
         return False
     for path in paths:
-        subclass(model.get_submodule(path), MaskedMerge)
+        module = model.get_submodule(path)
+        subclass(module, MaskedMerger if hasattr(module, "inputs_merger") else MaskedMerge)
     if not isinstance(model, MaskArgument):
         marked: Any = model
         stock: Any = type(model)

@@ -277,4 +277,4 @@ def typical_cost(*, vision: bool) -> CostModel:
 
 def default_cost(adapter: ModelAdapter) -> CostModel:
     """Return the cost model of a typical model of 7 billion parameters, with a vision tower where the family has one."""
-    return typical_cost(vision=bool(adapter.patch_dim))
+    return typical_cost(vision=bool(adapter.media_tokens))

@@ -202,7 +202,7 @@ class Describer:
         values = dict(sample.values)
         for field in self._adapter.fields.of_kind("media"):
             value = values.get(field.name)
-            if field.rows == "patches" and isinstance(value, torch.Tensor):
+            if self._adapter.is_pixels(field) and isinstance(value, torch.Tensor):
                 values[field.name] = value.to(self._pixel_dtype)
         return msgspec.structs.replace(sample, values=values)
 
