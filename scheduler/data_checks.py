@@ -129,14 +129,21 @@ def _repeated(number: int, num_repeats: int, gathered: Gathered, mine: Sequence[
     value = gathered.records["id_hash"][pair[0]]
     names = [item.block.sample.sample_id for item in mine if id_hash(item.block.sample.sample_id) == value]
     name = f"sample_id {names[0]!r}" if names else "a sample_id"
-    first, second = sorted(gathered.home[pair].tolist())
+    (first, at), (second, again) = sorted((int(gathered.home[row]), _place(row, gathered)) for row in pair)
     text = f"step {number} holds {name} twice ({num_repeats} of {len(gathered)} samples are repeated): "
     if first == second:
         return (
-            f"{text}rank {first} brought it twice. An unsharded stream is read by every worker process: split it by "
+            f"{text}rank {first} brought it twice (samples {at} and {again} of its step). An unsharded "
+            "stream is read by every worker process: split it by "
             "torch.utils.data.get_worker_info(), or sample without replacement"
         )
     return (
-        f"{text}ranks {first} and {second} brought it. Each rank must read its own share: a DistributedSampler, or a stream "
+        f"{text}ranks {first} and {second} brought it (samples {at} and {again} of their step). Each rank must "
+        "read its own share: a DistributedSampler, or a stream "
         "split by rank and by worker"
     )
+
+
+def _place(row: int, gathered: Gathered) -> int:
+    """Return the number of a sample among those that its rank brought to the step."""
+    return int((gathered.home[:row] == gathered.home[row]).sum())

@@ -58,11 +58,11 @@ CONSTANT = [{"input_ids": torch.full((9,), 3), "labels": torch.full((9,), 3)} fo
     [
         (
             lambda rank: named(0, 8),
-            "sample_id '0-0' twice (2 of 4 samples are repeated): ranks 0 and 1 brought it",
+            "sample_id '0-0' twice (2 of 4 samples are repeated): ranks 0 and 1 brought it (samples 0 and 0 of their step)",
         ),
         (
             lambda rank: TWICE if rank else named(0, 8),
-            "step 0 holds a sample_id twice (1 of 4 samples are repeated): rank 1",
+            "step 0 holds a sample_id twice (1 of 4 samples are repeated): rank 1 brought it twice (samples 0 and 1 ",
         ),
         (lambda rank: masked(rank, 8), "no label of the first 3 steps trains"),
         (lambda rank: masked(rank, 4), "no label of the whole epoch (2 steps) trains"),
