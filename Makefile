@@ -35,7 +35,7 @@ help:
 	@echo "make test-megatron  the Megatron-Core tests once more, with a later version; needs Python 3.12"
 	@echo "make test-videos    video files through the real video processors, which need torchvision"
 	@echo "make check-page     the HTML pages in a browser; needs chromium"
-	@echo "make lint           ruff, mypy, pyright, import rules"
+	@echo "make lint           ruff, mypy, pyright, import rules, unused names"
 	@echo "make docs           the documentation as a site, in site/"
 	@echo "make dist           wheel and sdist in dist/, each tried in an environment of its own"
 	@echo "make compatibility  add what is installed here to the table of tested versions"
@@ -118,6 +118,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/vulture
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
