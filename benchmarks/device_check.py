@@ -24,8 +24,7 @@ from evenpack.collate import cp_slots, pack_samples
 from evenpack.models import adapter_for, prepare_model
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
 from evenpack.scheduler.comm.channel import open_channel
-from evenpack.scheduler.comm.transports import DeviceTransport, fixed_peers
-from evenpack.scheduler.comm.transports.backends import open_nccl
+from evenpack.scheduler.comm.transports import DeviceTransport, fixed_peers, open_nccl
 from evenpack.scheduler.testing import run_ranks
 
 ADAPTER = adapter_for("qwen2_5_vl")
@@ -55,7 +54,7 @@ def check_transports(device: torch.device) -> Outcome:
         for _ in range(3):
             start = time.perf_counter()
             rows = channel.steps.gather(np.full(4096, rank, np.uint8))
-            got = torch.cat(channel.steps.exchange(outgoing, receives))
+            got = torch.cat(channel.blocks.exchange(outgoing, receives))
             seconds[transport] = time.perf_counter() - start
         results[transport] = rows.tobytes() + got.cpu().numpy().tobytes()
         channel.close()

@@ -144,7 +144,7 @@ def measure(rank: int, num_ranks: int, count: int, longest: int, rounds: int) ->
         open_channel(ProcessGroups.from_world(), SchedulerConfig(max_tokens=8, samples_per_step=1, transport=transport))
         for transport in ("auto", "network")
     ]
-    exchange, over_network = (Exchanger(channel.steps) for channel in channels)
+    exchange, over_network = (Exchanger(channel.blocks) for channel in channels)
     full = shuffle_plan(table, num_ranks)
     minimal = plan_step(table, num_ranks=num_ranks, config=PlanConfig(max_tokens=32768))
     send, receive = moved_sizes(table, full, rank, num_ranks)

@@ -84,7 +84,7 @@ class Pipeline:
         self._costs = costs
         self._context = context
         self._executor = executor
-        self._exchanger = Exchanger(channel.steps)
+        self._exchanger = Exchanger(channel.blocks)
         defers = context.config.defer is not None
         self._checks = DataChecks(channel.steps.num_ranks, defers=defers) if context.is_writer else None
         self._digest = 0
@@ -101,7 +101,7 @@ class Pipeline:
         try:
             prepared = None if self._ended else self._make()
         except TransportError as error:
-            raise self._channel.lost(error, f"step {self.step}") from error
+            raise self._channel.heartbeat.lost(error, f"step {self.step}") from error
         if prepared is None:
             self._ended = True
             warnings = self._checks.epoch_ended() if self._checks else []

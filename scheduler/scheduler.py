@@ -135,7 +135,9 @@ class PackingScheduler(Iterator[PackedStep]):
                 count_items=count_items,
             )
         except BaseException as error:
-            lost = self._channel.lost(error, "the start of the scheduler") if isinstance(error, TransportError) else None
+            lost = (
+                self._channel.heartbeat.lost(error, "the start of the scheduler") if isinstance(error, TransportError) else None
+            )
             self._channel.close()
             if lost is not None:
                 raise lost from error
@@ -173,7 +175,7 @@ class PackingScheduler(Iterator[PackedStep]):
 
         What ranks of a node share counts on the rank that sent it.
         """
-        return self._channel.steps.buffer_bytes
+        return self._channel.blocks.buffer_bytes
 
     def __repr__(self) -> str:
         groups, step = self._groups, 0 if self._checkpoint is None else self._checkpoint.step
@@ -281,7 +283,7 @@ class PackingScheduler(Iterator[PackedStep]):
         try:
             found, from_step = fit_across_ranks(self._channel.control, observations, checkpoint.step + ahead)
         except TransportError as error:
-            raise self._channel.lost(error, "calibrate") from error
+            raise self._channel.heartbeat.lost(error, "calibrate") from error
         self._costs.check(found.model)
         self._costs.change(found.model, from_step)
         return found

@@ -196,7 +196,7 @@ class PackedStep(Sequence[PackedBatch]):
         try:
             return return_home(channel.control, self.table, self.plan, rows, values)
         except TransportError as error:
-            raise channel.lost(error, "return_home") from error
+            raise channel.heartbeat.lost(error, "return_home") from error
 
     def _pack(self, index: int) -> PackedBatch:
         if os.getpid() != self._process:

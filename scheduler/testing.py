@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from .comm.transports.threads import HubRegistry, enter_simulation
+from .comm.transports.threads import Simulation
 from .plan.settings import check_int, check_literal
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def _run_threads(fn: Callable[[int, int], Any], num_ranks: int, timeout: float) 
     # The module is private to torch, and the only process group that runs as threads of one process.
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-    registry, store = HubRegistry(timeout), dist.HashStore()
+    simulation, store = Simulation(), dist.HashStore()
     outcomes: list[_Outcome] = [(float("inf"), _Raised(RankError(f"rank {r} did not return"))) for r in range(num_ranks)]
     # Without isolation, the second group of a name that another thread registered is refused.
     isolate = getattr(getattr(torch._C, "_distributed_c10d", None), "_set_thread_isolation_mode", lambda _: None)
@@ -85,12 +85,12 @@ def _run_threads(fn: Callable[[int, int], Any], num_ranks: int, timeout: float) 
     def body(rank: int) -> None:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=num_ranks, store=store)
-            enter_simulation(registry)
+            simulation.enter()
             outcomes[rank] = (time.monotonic(), fn(rank, num_ranks))
         except BaseException as error:
             outcomes[rank] = (time.monotonic(), _Raised(error))
             # A rank that raised would leave the others waiting in their collectives.
-            registry.fail(f"rank {rank} raised {type(error).__name__}: {error}")
+            simulation.fail(f"rank {rank} raised {type(error).__name__}: {error}")
             threaded.ProcessLocalGroup.exception_handle(error)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(num_ranks)]
@@ -101,7 +101,7 @@ def _run_threads(fn: Callable[[int, int], Any], num_ranks: int, timeout: float) 
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
-            registry.fail(f"the run exceeded its {timeout:g} s")
+            simulation.fail(f"the run exceeded its {timeout:g} s")
             threaded.ProcessLocalGroup.exception_handle(TimeoutError())
     finally:
         threaded.ProcessLocalGroup.reset()

@@ -93,7 +93,8 @@ def _look_alone(arguments: argparse.Namespace) -> list[Finding]:
 def _look_together(channel: Channel, arguments: argparse.Namespace) -> list[Finding]:
     """Return what the ranks find together; collective."""
     steps = channel.steps
-    kind = type(steps).__name__.removesuffix("Transport").lower()
+    kinds = [type(transport).__name__.removesuffix("Transport").lower() for transport in (steps, channel.blocks)]
+    kind = " and ".join(dict.fromkeys(kinds))
     nodes = len(set(channel.node_of_rank))
     found = [
         Finding(

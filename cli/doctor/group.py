@@ -57,7 +57,7 @@ def is_fine_everywhere(transport: Transport, findings: list[Finding]) -> bool:
 
 def check_wire(channel: Channel) -> Finding:
     """Send a sample to the next rank and back, as blocks: what returns must be what left."""
-    transport, exchanger = channel.steps, Exchanger(channel.steps)
+    transport, exchanger = channel.steps, Exchanger(channel.blocks)
     mine = _wire_sample(transport.rank)
     error = None
     returned = mine
@@ -77,7 +77,7 @@ def check_wire(channel: Channel) -> Finding:
         return Finding(name="wire", level="wrong", text=f"fields {broken} came back changed", fix=_WIRE_FIX)
     if transport.num_ranks == 1:
         return Finding(name="wire", text="a sample was written as a block and read as it was; there is nobody to send it to")
-    near = len(channel.aside.near) if isinstance(channel.aside, HostTransport) else 0
+    near = len(channel.blocks.near) if isinstance(channel.blocks, HostTransport) else 0
     way = f"; {near} other ranks of this node share memory with this one" if near else ""
     return Finding(name="wire", text=f"its sample went to the next rank as a block, and came back as it left{way}")
 
@@ -188,7 +188,7 @@ def _measure_gather(transport: Transport) -> Finding:
 
 
 def _measure_exchange(channel: Channel, megabytes: float) -> Finding:
-    transport, exchanger = channel.steps, Exchanger(channel.steps)
+    transport, exchanger = channel.steps, Exchanger(channel.blocks)
     sample = _large_sample(megabytes)
     block, ranks, rank = Block.of(sample), transport.num_ranks, transport.rank
     plan, table = _ring_plan([block.nbytes] * ranks, 1)

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from ...core import FieldMismatchError
 from ...core.errors import from_wire, to_wire
-from ...scheduler.comm.transports import HostTransport, Transport
-from ...scheduler.comm.transports.backends import open_gloo
+from ...scheduler.comm.transports import HostTransport, Transport, open_gloo
 from .ranks import Ranks
 
 #: Bytes of a note: a fixed size, so that one collective is enough.

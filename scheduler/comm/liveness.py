@@ -5,16 +5,14 @@ import datetime
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
 from ...core import PeerLostError
-from .transports import TransportError
 
-_CLOSED = "closed"
-_OPENING, _GAVE_UP = b"opening", b"gave up"
+#: The last sign of a rank that left on purpose.
+CLOSED = "closed"
 
 
 class Heartbeat:
@@ -66,7 +64,7 @@ class Heartbeat:
         self._threads = []
 
     def missing(self) -> list[tuple[int, str]]:
-        """Return the ranks that show no life, each with what it last said; else those that closed their scheduler.
+        """Return the ranks that show no life, each with what it last said ("" if nothing); else those that closed.
 
         Reads every counter twice, three intervals apart. A rank that closed is most often another victim, so it is named
         only if no rank is silent.
@@ -80,9 +78,30 @@ class Heartbeat:
         except (RuntimeError, dist.DistError):
             return [(0, "the store that rank 0 holds cannot be reached")]
         others = [rank for rank in range(self._num_ranks) if rank != self._rank]
-        closed = [rank for rank in others if after[rank].endswith(f" {_CLOSED}")]
+        closed = [rank for rank in others if after[rank].endswith(f" {CLOSED}")]
         silent = [rank for rank in others if after[rank] == before[rank] and rank not in closed]
-        return [(rank, after[rank].partition(" ")[2] or "no sign of life") for rank in silent or closed]
+        return [(rank, after[rank].partition(" ")[2]) for rank in silent or closed]
+
+    def lost(self, error: BaseException, where: str) -> PeerLostError:
+        """Return the error that names the ranks which a collective waited for in vain; the backend's own error is its cause.
+
+        Args:
+            error: what the transport, or the opening of a group, raised.
+            where: what the ranks were doing, for the message.
+        """
+        missing = self.missing()
+        if absent := [f"rank {rank}" for rank, sign in missing if not sign]:
+            return PeerLostError(f"{', '.join(absent)} did not open a scheduler")
+        if missing:
+            names = ", ".join(f"rank {rank} (last: {sign})" for rank, sign in missing)
+            return PeerLostError(f"{names} stopped answering at {where}")
+        stages = self.stages()
+        if not stages:  # nothing else is known
+            return PeerLostError(f"timed out waiting for a rank at {where}: {error}")
+        # Ranks in another stage than this one are late; if there are none, any may be.
+        late = [(rank, stage) for rank, stage in stages if stage != self.stage] or stages
+        names = ", ".join(f"rank {rank} (last: {stage})" for rank, stage in late)
+        return PeerLostError(f"timed out at {where} waiting for {names}; all processes are alive")
 
     def stages(self) -> list[tuple[int, str]]:
         """Return what every other rank last said it was doing."""
@@ -113,7 +132,7 @@ class Heartbeat:
                 count += 1
                 store.set(self._key(self._rank), f"{count} {self.stage}")
                 self._stop.wait(self._interval)
-            store.set(self._key(self._rank), f"{count} {_CLOSED}")
+            store.set(self._key(self._rank), f"{count} {CLOSED}")
         except (RuntimeError, dist.DistError):
             return  # the store is gone, and with it the job: the collective that fails next says so
 
@@ -130,11 +149,11 @@ class Heartbeat:
             except (RuntimeError, dist.DistError):
                 store, num_failures = None, num_failures + 1
                 # Once is no sign of trouble: a job that ends takes its store along.
-                if num_failures > 1 and self._rank and not seen.get(0, ("", 0.0))[0].endswith(f" {_CLOSED}"):
+                if num_failures > 1 and self._rank and not seen.get(0, ("", 0.0))[0].endswith(f" {CLOSED}"):
                     self._report([(0, "the store that it holds cannot be reached")])
                 continue
             for rank, sign in enumerate(signs):
-                if rank not in seen or seen[rank][0] != sign or sign.endswith(f" {_CLOSED}"):
+                if rank not in seen or seen[rank][0] != sign or sign.endswith(f" {CLOSED}"):
                     seen[rank] = (sign, now)
             late = [rank for rank, (_, since) in seen.items() if now - since >= self._patience and rank != self._rank]
             self._report([(rank, signs[rank].partition(" ")[2] or "no sign of life") for rank in late])
@@ -158,50 +177,3 @@ def _clone(store: Any, patience: float | None = None) -> Any:
     if patience is not None and own is not store:
         own.set_timeout(datetime.timedelta(seconds=patience))
     return own
-
-
-@contextlib.contextmanager
-def report_missing_ranks(store: Any, name: str, *, rank: int, num_ranks: int, patience: float) -> Iterator[None]:
-    """Open process groups inside the context; if that takes too long, raise an error that names the missing ranks.
-
-    At this point there is no group yet, and so no heartbeat.
-
-    Args:
-        store: the job's key-value store.
-        name: prefix of the keys, the same on every rank of the group and unique to the scheduler.
-        rank: this rank within the group.
-        num_ranks: size of the group.
-        patience: seconds that one group may take.
-
-    Raises:
-        PeerLostError: ranks that did not begin, or gave up.
-    """
-    keys = [f"{name}/opening/{other}" for other in range(num_ranks)]
-    store.set(keys[rank], _OPENING)
-    started = time.monotonic()
-    try:
-        yield
-    except (RuntimeError, TransportError) as error:
-        # What fails at once is this rank's own trouble, a network interface say, whoever else has begun by now.
-        is_late = time.monotonic() - started > 0.9 * patience or isinstance(error, TransportError)
-        text = _absent(store, keys, rank, f"within {patience:g} s" if is_late else None)
-        if text is None:
-            raise
-        raise PeerLostError(text) from error
-
-
-def _absent(store: Any, keys: list[str], rank: int, within: str | None) -> str | None:
-    """Return who is not there: only those that gave up where no time has passed."""
-    try:
-        # `get` waits for a key that is not there; `check` does not.
-        signs = [store.get(key) if store.check([key]) else b"" for key in keys]
-        store.set(keys[rank], _GAVE_UP)
-    except (RuntimeError, dist.DistError):
-        return "the store that rank 0 holds cannot be reached" if within else None
-    missing = [f"rank {other}" for other, sign in enumerate(signs) if not sign]
-    gone = [f"rank {other}" for other, sign in enumerate(signs) if sign == _GAVE_UP]
-    if missing and within:
-        return f"{', '.join(missing)} did not open a scheduler {within}"
-    if gone:
-        return f"{', '.join(gone)} gave up before rank {rank} opened its scheduler"
-    return f"all ranks began to open their schedulers, and did not connect {within}" if within else None

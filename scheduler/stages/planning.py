@@ -43,7 +43,7 @@ def plan_samples(
         planner = planner_for(len(table))
     if planner is plan_in_pods:
         # Over a device transport alone a gather belongs on the training thread; there peers are fixed, and no pods planned.
-        more["team"] = Team(rank=channel.steps.rank, gather=channel.aside.gather)
+        more["team"] = Team(rank=channel.steps.rank, gather=channel.blocks.gather)
     return table, planner(
         table,
         num_ranks=num_ranks,

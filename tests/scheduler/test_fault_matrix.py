@@ -58,7 +58,7 @@ def faulty_planner(action):
 
 def break_exchange(scheduler, action):
     """Act inside the exchange of the faulty step, after the bytes were written."""
-    original, calls = scheduler._channel.steps.exchange, []
+    original, calls = scheduler._channel.blocks.exchange, []
 
     def exchange(parts, receive_sizes):
         calls.append(1)
@@ -66,7 +66,7 @@ def break_exchange(scheduler, action):
             action(parts)
         return original(parts, receive_sizes)
 
-    scheduler._channel.steps.exchange = exchange
+    scheduler._channel.blocks.exchange = exchange
 
 
 def corrupt(parts):

@@ -119,7 +119,7 @@ def test_ranks_that_open_no_scheduler_are_named(absent, names):
     def fn(rank, num_ranks):
         dist.barrier()
         if rank not in absent:
-            with pytest.raises(PeerLostError, match=f"^{names} not open a scheduler within 1.8 s$") as caught:
+            with pytest.raises(PeerLostError, match=f"^{names} not open a scheduler$") as caught:
                 open_scheduler(random_source(rank, 8), timeout=3.0)
             assert caught.value.__cause__ is not None
         dist.barrier()
@@ -131,7 +131,7 @@ def test_a_rank_that_opens_its_scheduler_too_late_learns_who_gave_up():
     def fn(rank, num_ranks):
         if rank == 1:
             dist.barrier()
-        text = "rank 1 did not open a scheduler" if rank == 0 else "rank 0 gave up before rank 1 opened its scheduler"
+        text = "^rank 1 did not open a scheduler$" if rank == 0 else r"^rank 0 \(last: closed\) stopped answering at the start"
         with pytest.raises(PeerLostError, match=text):
             open_scheduler([], timeout=1.0)
         if rank == 0:

@@ -2,10 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from .buffers import BufferPool
+
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class TransportError(Exception):
@@ -47,12 +51,12 @@ class Transport(Protocol):
         """Send bytes to every rank and receive theirs.
 
         Args:
-            parts: uint8 on the host, contiguous, one for each rank: the list that `room` returned, unchanged, or any others
-                that do not lie in that room.
+            parts: uint8 on the host, contiguous, one for each rank: the list that `alloc_send_buffers` returned, unchanged, or
+                any others that do not lie in those buffers.
             receive_sizes: bytes from each rank.
 
         Returns:
-            uint8 `[receive_sizes[rank]]` on the host from each rank; aligned as those of `room`.
+            uint8 `[receive_sizes[rank]]` on the host from each rank; aligned as the send buffers.
         """
         ...
 
@@ -70,6 +74,76 @@ class Transport(Protocol):
         ...
 
 
+class GroupTransport:
+    """What transports over a process group have in common.
+
+    A thread that blocks inside a collective cannot be stopped; one that polls, or waits in slices, can.
+
+    Args:
+        group: it belongs to one scheduler alone.
+        timeout: seconds that a collective may take.
+        pin: keep what is sent in pinned memory, for copies to a GPU.
+    """
+
+    def __init__(self, group: Any, timeout: float, *, pin: bool = False) -> None:
+        self.rank: int = group.rank()
+        self.num_ranks: int = group.size()
+        self._group = group
+        self._timeout = timeout
+        self._aborted = False
+        self._sent = BufferPool(pin=pin, most=1)
+        self._outgoing, self._parts = _NOTHING, list[torch.Tensor]()
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self._sent.nbytes
+
+    def alloc_send_buffers(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        self._outgoing, self._parts = _NOTHING, []  # first: the memory of what was sent before is used again
+        self._outgoing = torch.from_numpy(self._sent.take(sum(sizes)))
+        self._parts = list(self._outgoing.split(list(sizes)))
+        return self._parts
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    def close(self) -> None:
+        self._aborted = True
+        self._group = None  # its connections close with it
+        # At once: who holds a closed scheduler, or does not collect garbage, would hold all this memory.
+        self._outgoing, self._parts, self._sent = _NOTHING, [], BufferPool()
+
+    def _run(self, name: str, run: Callable[[], object]) -> None:
+        """Run a collective to its end; the errors of a backend (a connection was closed, its own time-out) are the cause.
+
+        Raises:
+            Aborted: the transport was aborted.
+            TransportError: the collective failed.
+        """
+        if self._aborted:
+            raise Aborted(name)
+        try:
+            run()
+        except RuntimeError as error:
+            raise TransportError(f"{name} failed: {error}") from error
+
+    def _wait(self, name: str, done: Callable[[], bool], pause: Callable[[float], object] = time.sleep) -> None:
+        """Poll until `done`, with pauses short at first, as most waits are, then long enough to leave the core to training.
+
+        Raises:
+            Aborted: the transport was aborted first.
+            TransportError: the time-out came first.
+        """
+        deadline, seconds = time.monotonic() + self._timeout, 0.0
+        while not done():
+            if self._aborted:
+                raise Aborted(name)
+            if time.monotonic() > deadline:
+                raise TransportError(f"{name} did not finish within {self._timeout:g} s")
+            pause(seconds)
+            seconds = min(1e-3, seconds + 2e-5)
+
+
 def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
     """All-gather byte strings of any length, in two collectives: their sizes, and themselves.
 
@@ -83,24 +157,3 @@ def gather_bytes(transport: Transport, data: bytes) -> list[bytes]:
     room = np.zeros(int(sizes.max()), np.uint8)
     room[: len(data)] = np.frombuffer(data, np.uint8)
     return [row[:length].tobytes() for row, length in zip(transport.gather(room), sizes.tolist(), strict=True)]
-
-
-def wait_until(done: Callable[[], bool], aborted: Callable[[], bool], timeout: float, what: str) -> None:
-    """Poll until `done`, so that the waiting thread can always be called back.
-
-    A thread that blocks inside a collective cannot be stopped; one that polls can.
-
-    Raises:
-        Aborted: `aborted` became true first.
-        TransportError: `timeout` seconds passed first.
-    """
-    deadline = time.monotonic() + timeout
-    pause = 0.0
-    while not done():
-        if aborted():
-            raise Aborted(what)
-        if time.monotonic() > deadline:
-            raise TransportError(f"{what} did not finish within {timeout:g} s")
-        time.sleep(pause)
-        # Short first, as most waits are; then long enough to leave the core to the training thread.
-        pause = min(1e-3, pause + 2e-5)

@@ -34,35 +34,9 @@ class BufferPool:
             # The list, the loop variable and the argument of getrefcount.
             if buffer.size >= size and sys.getrefcount(buffer) == 3:
                 return buffer[:size]
-        return self._new(size)[:size]
-
-    def _new(self, size: int) -> np.ndarray:
         # Some room, so that the next step, a little larger, need not allocate again.
-        buffer: np.ndarray = torch.empty(size + size // 8, dtype=torch.uint8, pin_memory=self._pin, device="cpu").numpy()
+        buffer = torch.empty(size + size // 8, dtype=torch.uint8, pin_memory=self._pin, device="cpu").numpy()
         if len(self._kept) == self._most:
             self._kept.pop(0)
         self._kept.append(buffer)
-        return buffer
-
-
-class OwnMemory:
-    """The buffer of outgoing bytes: it is free again as soon as they are sent.
-
-    Args:
-        pin: allocate pinned memory, for copies to a GPU.
-    """
-
-    def __init__(self, *, pin: bool = False) -> None:
-        self._pin = pin
-        self._kept = np.empty(0, np.uint8)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._kept.size
-
-    def take(self, size: int) -> np.ndarray:
-        """Return uint8 `[size]`, contents undefined, in place of what was taken before."""
-        if self._kept.size < size:
-            self._kept = torch.empty(size + size // 8, dtype=torch.uint8, pin_memory=self._pin, device="cpu").numpy()
-        return self._kept[:size]
+        return buffer[:size]

@@ -1,6 +1,7 @@
 """Transport between threads of one process: simulated ranks, and a group of one."""
 
 import threading
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TypeVar, cast
 
@@ -31,13 +32,8 @@ class MemoryHub:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._rounds: dict[int, dict[int, object]] = {}
-        self._taken: dict[int, int] = {}
         self._failure: str | None = None
         self._left: set[int] = set()
-
-    def set_timeout(self, timeout: float) -> None:
-        """Change the seconds that a round may take."""
-        self._timeout = timeout
 
     def transport(self, rank: int) -> "MemoryTransport":
         """Return the transport of one rank."""
@@ -53,26 +49,24 @@ class MemoryHub:
         with self._changed:
             present = self._rounds.setdefault(turn, {})
             present[rank] = payload
+            if len(present) == self.num_ranks:
+                del self._rounds[turn]
             self._changed.notify_all()
-
-            def decided() -> bool:
-                gone = self._left - set(present)
-                return len(present) == self.num_ranks or transport.aborted or self._failure is not None or bool(gone)
-
-            self._changed.wait_for(decided, timeout=self._timeout)
-            if len(present) < self.num_ranks:
-                if transport.aborted:
-                    raise Aborted(f"round {turn}")
-                if self._failure is not None:
-                    raise TransportError(self._failure)
-                if gone := sorted(self._left - set(present)):
-                    raise TransportError(f"ranks {gone} closed their schedulers before round {turn}")
-                missing = sorted(set(range(self.num_ranks)) - set(present))
-                raise TransportError(f"round {turn} did not finish within {self._timeout:g} s, missing ranks {missing}")
-            self._taken[turn] = self._taken.get(turn, 0) + 1
-            if self._taken[turn] == self.num_ranks:
-                del self._rounds[turn], self._taken[turn]
-            return present
+            everyone = set(range(self.num_ranks))
+            self._changed.wait_for(
+                lambda: present.keys() == everyone or transport.aborted or self._failure or self._left - present.keys(),
+                timeout=self._timeout,
+            )
+            if present.keys() == everyone:
+                return present
+            if transport.aborted:
+                raise Aborted(f"round {turn}")
+            if self._failure is not None:
+                raise TransportError(self._failure)
+            if gone := sorted(self._left - present.keys()):
+                raise TransportError(f"ranks {gone} closed their schedulers before round {turn}")
+            missing = sorted(everyone - present.keys())
+            raise TransportError(f"round {turn} did not finish within {self._timeout:g} s, missing ranks {missing}")
 
     def fail(self, why: str) -> None:
         """Let every waiting rank raise."""
@@ -92,6 +86,8 @@ class MemoryHub:
 
 class MemoryTransport:
     """One rank's side of a `MemoryHub`."""
+
+    buffer_bytes = 0
 
     def __init__(self, hub: MemoryHub, rank: int) -> None:
         self.rank = rank
@@ -115,10 +111,6 @@ class MemoryTransport:
         assert [part.numel() for part in received] == list(receive_sizes), receive_sizes
         return received
 
-    @property
-    def buffer_bytes(self) -> int:
-        return 0
-
     def abort(self) -> None:
         self.aborted = True
         self._hub.wake()
@@ -135,20 +127,18 @@ class MemoryTransport:
         return [cast(T, present[rank]) for rank in range(self.num_ranks)]
 
 
-class HubRegistry:
-    """The hubs of one run of simulated ranks, found by every rank under the same key."""
+class Simulation:
+    """One run of simulated ranks: the hubs in which their groups meet."""
 
-    def __init__(self, timeout: float) -> None:
+    _current = threading.local()
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hubs: dict[Hashable, MemoryHub] = {}
-        self._timeout = timeout
 
-    def hub(self, key: Hashable, num_ranks: int) -> MemoryHub:
-        """Return the hub of `key`, made by whichever rank asks first."""
-        with self._lock:
-            if key not in self._hubs:
-                self._hubs[key] = MemoryHub(num_ranks, timeout=self._timeout)
-            return self._hubs[key]
+    def enter(self) -> None:
+        """Say that this thread is a rank of the simulation."""
+        self._current.simulation, self._current.counts = self, Counter()
 
     def fail(self, why: str) -> None:
         """Let every rank that waits in a hub raise."""
@@ -156,34 +146,21 @@ class HubRegistry:
             for hub in self._hubs.values():
                 hub.fail(why)
 
+    @classmethod
+    def transport(cls, ranks: tuple[int, ...], rank: int, timeout: float) -> MemoryTransport | None:
+        """Return a new transport over a group of the thread's simulation, or None if this thread is no simulated rank.
 
-class _Simulation(threading.local):
-    registry: HubRegistry | None = None
-    counts: dict[Hashable, int] | None = None
-
-
-_SIMULATION = _Simulation()
-
-
-def enter_simulation(registry: HubRegistry) -> None:
-    """Say that this thread is a simulated rank whose groups meet in `registry`."""
-    _SIMULATION.registry = registry
-    _SIMULATION.counts = {}
-
-
-def simulated_transport(ranks: tuple[int, ...], rank: int, timeout: float) -> MemoryTransport | None:
-    """Return a new transport over a simulated group, or None where this thread is no simulated rank.
-
-    Args:
-        ranks: global ranks of the group.
-        rank: this rank within the group.
-        timeout: seconds that a round may take.
-    """
-    registry, counts = _SIMULATION.registry, _SIMULATION.counts
-    if registry is None or counts is None:
-        return None
-    # Ranks make their transports in the same order, so the n-th over a group is the same one everywhere.
-    counts[ranks] = counts.get(ranks, 0) + 1
-    hub = registry.hub((ranks, counts[ranks]), len(ranks))
-    hub.set_timeout(timeout)
-    return hub.transport(rank)
+        Args:
+            ranks: global ranks of the group.
+            rank: this rank within the group.
+            timeout: seconds that a round may take.
+        """
+        simulation: Simulation | None = getattr(cls._current, "simulation", None)
+        if simulation is None:
+            return None
+        # Ranks make their transports in the same order, so the n-th over a group is the same one everywhere.
+        cls._current.counts[ranks] += 1
+        key = (ranks, cls._current.counts[ranks])
+        with simulation._lock:
+            hub = simulation._hubs.setdefault(key, MemoryHub(len(ranks), timeout=timeout))
+        return hub.transport(rank)

@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evenpack.scheduler.comm.transports import Aborted, HostTransport
+from evenpack.scheduler.comm.transports import Aborted, HostTransport, open_gloo
 from evenpack.scheduler.comm.transports import shared_memory as node
 from evenpack.scheduler.comm.transports.arena import NUM_SECTIONS, Arena, PeerArena
-from evenpack.scheduler.comm.transports.backends import open_gloo
 from evenpack.scheduler.prefetch import Prefetcher
 from evenpack.scheduler.testing import run_ranks
 
@@ -269,7 +268,7 @@ def test_nothing_is_left_behind():
         gc.disable()
         source = mixed_source(rank, 24)
         with open_scheduler(source, adapter=VISION, movement="free", max_tokens=400) as scheduler:
-            near = len(scheduler._channel.steps.near)
+            near = len(scheduler._channel.blocks.near)
             names = [names_of(step) for step in scheduler]
         with open_scheduler(source, adapter=VISION, movement="free", max_tokens=400, prefetch=2) as cut_short:
             next(cut_short)
@@ -327,7 +326,7 @@ def test_what_nobody_closes_goes_when_it_is_dropped():
 def test_shared_memory_can_be_switched_off():
     def fn(rank, num_ranks):
         with open_scheduler(mixed_source(rank, 6), adapter=VISION, transport="network") as scheduler:
-            return len(scheduler._channel.steps.near), len(list(scheduler)) > 0
+            return len(scheduler._channel.blocks.near), len(list(scheduler)) > 0
 
     assert run_ranks(fn, 2, backend="gloo") == [(0, True)] * 2
 

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from evenpack.scheduler import scheduler as scheduler_module
-from evenpack.scheduler.comm.channel import Channel, open_channel
+from evenpack.scheduler.comm.channel import open_channel
 from evenpack.scheduler.comm.groups import ProcessGroups
+from evenpack.scheduler.comm.liveness import Heartbeat
 from evenpack.scheduler.comm.transports import Aborted, DeviceTransport, MemoryHub, TransportError, fixed_peers
 from evenpack.scheduler.comm.transports.buffers import BufferPool
 from evenpack.scheduler.comm.transports.threads import MemoryTransport
@@ -45,7 +46,7 @@ def test_bytes_arrive_in_order_of_rank(transport):
         sends = [(rank + 2 * peer) % 5 for peer in range(num_ranks)]
         receives = [(peer + 2 * rank) % 5 for peer in range(num_ranks)]
         parts = [torch.full((size,), 16 * rank + peer, dtype=torch.uint8) for peer, size in enumerate(sends)]
-        incoming = torch.cat(channel.steps.exchange(parts, receives))
+        incoming = torch.cat(channel.blocks.exchange(parts, receives))
         channel.close()
         expected = [16 * peer + rank for peer, size in enumerate(receives) for _ in range(size)]
         return rows[:, 0].tolist(), incoming.tolist() == expected
@@ -162,8 +163,8 @@ def test_only_moved_samples_travel():
         counted = {"rows": 0, "blocks": 0, "moved": 0}
         source = [image_sample([(1, 16, 16)], f"{rank}-{index}", text=5 + 40 * rank, seed=index) for index in range(8)]
         with open_scheduler(source, adapter=VISION, movement="free", max_tokens=400, prefetch=0) as scheduler:
-            steps = scheduler._channel.steps
-            gather, exchange = steps.gather, steps.exchange
+            steps, blocks = scheduler._channel.steps, scheduler._channel.blocks
+            gather, exchange = steps.gather, blocks.exchange
 
             def counting_gather(data):
                 counted["rows"] += data.size * (num_ranks - 1)
@@ -174,7 +175,7 @@ def test_only_moved_samples_travel():
                 counted["blocks"] += sum(part.numel() for part in parts)
                 return exchange(parts, receive_sizes)
 
-            steps.gather, steps.exchange = counting_gather, counting_exchange
+            steps.gather, blocks.exchange = counting_gather, counting_exchange
             for step in scheduler:
                 counted["moved"] = counted["moved"] + step.plan.moved_bytes
         return counted
@@ -217,13 +218,12 @@ def test_memory_of_the_exchange_is_bounded_and_reported():
     ],
 )
 def test_ranks_that_are_late_but_alive_are_named(stages, text):
-    class Alive:
-        stage = "gathering step 3"
+    class Alive(Heartbeat):
         missing = staticmethod(list)
 
         def stages(self):
             return stages
 
-    hub = MemoryHub(1)
-    channel = Channel(steps=hub.transport(0), control=hub.transport(0), heartbeat=Alive(), node_of_rank=(0,))
-    assert re.search(text, str(channel.lost(TransportError("no answer"), "step 3")))
+    heartbeat = Alive(None, name="", rank=0, num_ranks=3, interval=1.0, patience=1.0)
+    heartbeat.stage = "gathering step 3"
+    assert re.search(text, str(heartbeat.lost(TransportError("no answer"), "step 3")))
