@@ -22,15 +22,19 @@ def add_parser(subparsers: Any) -> None:
     build.add_argument("--chunk", type=int, default=1024, help="examples counted at a time (default: 1024)")
     build.add_argument("--max-length", type=int, help="most tokens of a sample; longer ones are left out and counted")
     build.add_argument("--on-error", choices=("error", "skip"), default="error", help="examples that cannot be encoded")
-    build.add_argument("--ignore", nargs="*", default=(), metavar="COLUMN", help="columns of the dataset to leave aside")
+    build.add_argument(
+        "--ignore", dest="ignored", nargs="*", default=(), metavar="COLUMN", help="columns of the dataset to leave aside"
+    )
     build.add_argument("--quiet", action="store_true", help="no progress bar")
     build.set_defaults(run=_run_build)
     show = actions.add_parser("show", help="print what an index holds, and what a plan of it would look like")
     show.add_argument("index", type=Path, help="folder of the index")
     show.add_argument("--json", action="store_true", help="as JSON")
-    show.add_argument("--ranks", type=int, help="data-parallel ranks to plan an epoch for")
+    show.add_argument(
+        "--ranks", dest="num_ranks", type=int, help="data-parallel ranks to plan steps for, as `evenpack plan` does"
+    )
     show.add_argument("--max-tokens", type=int, default=8192, help="capacity of a pack of that plan (default: 8192)")
-    show.add_argument("--samples-per-step", type=int, default=32, help="samples of each rank in a step (default: 32)")
+    show.add_argument("--samples-per-step", type=int, default=16, help="samples of each rank in a step (default: 16)")
     show.add_argument("--sync", choices=("step", "microbatch"), default="step")
     show.set_defaults(run=_run_show)
 
@@ -45,7 +49,7 @@ def _run_build(arguments: argparse.Namespace) -> int:
         arguments.dataset if arguments.dataset.is_dir() else arguments.dataset.parent,
         max_length=arguments.max_length,
         on_oversize="drop",
-        ignored=tuple(arguments.ignore),
+        ignored=tuple(arguments.ignored),
     )
     index = OfflineIndex.build(
         arguments.out,
@@ -70,13 +74,11 @@ def _run_show(arguments: argparse.Namespace) -> int:
     from ..scheduler.plan.settings import check_int
 
     index = OfflineIndex(arguments.index)
-    check_int("--max-tokens", arguments.max_tokens, 1)
-    check_int("--samples-per-step", arguments.samples_per_step, 1)
-    if arguments.ranks is not None:
-        check_int("--ranks", arguments.ranks, 1)
+    check_int("max_tokens", arguments.max_tokens, 1)
+    check_int("samples_per_step", arguments.samples_per_step, 1)
     shown = summary(index)
-    if arguments.ranks is not None:
-        shown |= _plan_summary(index, arguments)
+    if arguments.num_ranks is not None:
+        shown["plan"] = _plan_summary(arguments)
     print(json.dumps(shown, indent=1) if arguments.json else _text_of(shown))
     return 0
 
@@ -97,54 +99,52 @@ def summary(index: Any) -> dict[str, Any]:
     }
 
 
-def _plan_summary(index: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the first epoch would look like, planned.
+def _plan_summary(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return figures of `evenpack plan` on the index: of full steps alone, a last step that is not full apart.
 
     Raises:
-        ValueError: every sample is longer than a pack.
+        ValueError: numbers out of range, or no sample that fits a pack.
     """
-    lengths = index.tokens(np.arange(len(index)))
-    lengths = lengths[lengths > 0]
-    if len(lengths) and lengths.min() > arguments.max_tokens:
-        raise ValueError(
-            f"{len(lengths):,} of {len(lengths):,} samples are longer than a pack's {arguments.max_tokens:,} tokens "
-            f"(the shortest: {lengths.min():,}): none is left to plan; raise --max-tokens"
+    from . import plan
+    from .what_if.simulate import METHODS, OURS, epoch_steps, simulate
+
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    given = {"ranks": arguments.num_ranks, "max-tokens": arguments.max_tokens, "samples-per-step": arguments.samples_per_step}
+    options = [f"--{name}={value}" for name, value in {**given, "sync": arguments.sync}.items()]
+    fitted, setting, _ = plan.read_setting(parser.parse_args([str(arguments.index), *options]))
+    steps = list(epoch_steps(fitted.pool, setting, epoch=0))
+    partial = [rows for rows, is_partial in steps if is_partial]
+    ours = METHODS[OURS]
+    shown: dict[str, Any] = {"dropped": fitted.num_dropped, "full steps": len(steps) - len(partial)}
+    if shown["full steps"]:
+        simulation = simulate(fitted.pool, setting, methods={OURS: ours})
+        packs, filled = (
+            sum(each) for each in zip(*((plan.tokens.size, plan.tokens.sum()) for plan in simulation.plans), strict=True)
         )
-    from ..models import adapter_for
-    from ..scheduler import OfflineConfig
-
-    config = OfflineConfig(
-        max_tokens=arguments.max_tokens, samples_per_step=arguments.samples_per_step, sync=arguments.sync, oversize="drop"
-    )
-    planner = index.planner(config, adapter_for(index.settings["adapter"]), num_ranks=arguments.ranks)
-    steps = list(planner.steps(epoch=0))
-    # A last step that takes fewer places of the epoch's order than the others says nothing about them, and is apart.
-    full = [step.plan for step in steps if step.stop - step.start == arguments.ranks * arguments.samples_per_step]
-    plans = [step.plan for step in steps]
-    full = full or plans
-    packs = sum(plan.tokens.size for plan in plans)
-    filled = sum(int(plan.tokens.sum()) for plan in plans)
-    return {
-        "plan": {
-            "steps": len(plans),
-            "packs": packs,
-            "filled": round(filled / max(1, packs * arguments.max_tokens), 4),
-            "imbalance": round(float(np.mean([plan.imbalance for plan in full])), 4) if full else None,
-            **_last_step(plans[len(full) :]),
-            "dropped": sum(plan.num_dropped for plan in plans),
+        shown |= {
+            "simulated": setting.steps,
+            "packs": setting.num_ranks * simulation.figures[OURS].num_microbatches,
+            "filled": round(filled / (packs * setting.config.max_tokens), 4),
+            "imbalance": simulation.figures[OURS].imbalance,
         }
-    }
-
-
-def _last_step(partial: list[Any]) -> dict[str, Any]:
-    """Return the figures of a step that ended the data before it was full; none where there is no such step."""
-    return {"last step": {"samples": len(partial[0].rank), "imbalance": round(partial[0].imbalance, 4)}} if partial else {}
+    for rows in partial:
+        table = fitted.pool.table(rows, num_ranks=setting.num_ranks, align=1)
+        last = ours(table, num_ranks=setting.num_ranks, config=setting.config, towers=setting.towers)
+        shown["last step"] = {"samples": len(rows), "imbalance": last.imbalance}
+    return shown
 
 
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, dict):
         return f"{name} ({', '.join(_shown(key, one) for key, one in value.items())})"
-    return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+    return (
+        f"{name} {value:,}"
+        if isinstance(value, int)
+        else f"{name} {value:.5g}"
+        if isinstance(value, float)
+        else f"{name} {value}"
+    )
 
 
 def _text_of(shown: dict[str, Any]) -> str:

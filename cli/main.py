@@ -5,7 +5,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from .._version import __version__  # pyright: ignore[reportMissingImports]
@@ -68,37 +68,46 @@ def _run(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
             raise  # a command that lost another pipe says so
-        print(f"evenpack {parsed.command}: {with_flags(str(error), _options(parser))}", file=sys.stderr)
+        print(f"evenpack {parsed.command}: {with_flags(str(error), flags_of(parser, parsed))}", file=sys.stderr)
         return 1
     return code
 
 
-def _options(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the names of all options of a parser and its subcommands; positional arguments have no flag."""
-    found: set[str] = set()
+def flags_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, str]:
+    """Return the flags of the command that was given, by the names of the settings that they are stored under."""
+    found: dict[str, str] = {}
     for action in parser._actions:  # argparse has no public list of them
         if isinstance(action, argparse._SubParsersAction):
-            found |= set().union(*map(_options, action.choices.values()))
+            found |= flags_of(action.choices[getattr(parsed, action.dest)], parsed)
         elif action.option_strings:
-            found.add(action.dest)
+            found[action.dest] = action.option_strings[-1]
     return found
 
 
-def with_flags(text: str, names: Iterable[str]) -> str:
+#: A value after `name=`: in quotes, a tuple of such, or anything up to a space or closing punctuation.
+_VALUE = r"(?P<value>\((?:'[^']*'(?:, |,)?)+\)|'[^']*'|[^\s,;:()]*)"
+
+
+def with_flags(text: str, flags: Mapping[str, str]) -> str:
     """Return an error's text with settings named as the command's flags: `max_tokens=8` becomes `--max-tokens 8`.
 
     Args:
         text: of an error, which may name settings as arguments of a function.
-        names: of the command's options. A name of one word is a setting where `=` or "must" follows it.
+        flags: by the setting's name. A name of one word is a setting only if `=`, "must" or "was" follows it.
 
     Example:
-        >>> with_flags("max_tokens=8 is below align=16", ["max_tokens", "align"])
+        >>> with_flags("max_tokens=8 is below align=16", {"max_tokens": "--max-tokens", "align": "--align"})
         '--max-tokens 8 is below --align 16'
+        >>> with_flags("leave it out by SampleEncoder(..., ignored=('a', 'b'))", {"ignored": "--ignore"})
+        'leave it out by --ignore a b'
     """
-    for name in names:
-        flag = "--" + name.replace("_", "-")
-        text = re.sub(rf"(?<![\w'\"./-]){name}=", f"{flag} ", text)
-        text = re.sub(
-            rf"(?<![\w'\"./-]){name}(?= must\b)" if "_" not in name else rf"(?<![\w'\"./-]){name}\b(?![\w(])", flag, text
-        )
+    for name, flag in flags.items():
+
+        def given(found: re.Match[str], flag: str = flag) -> str:
+            quoted = re.findall(r"'([^']*)'", found["value"])
+            return f"{flag} {' '.join(quoted) or found['value']}"
+
+        text = re.sub(rf"\w+\(\.\.\., {name}={_VALUE}\)", given, text)
+        text = re.sub(rf"(?<![\w'\"./-]){name}={_VALUE}", given, text)
+        text = re.sub(rf"(?<![\w'\"./-]){name}" + (r"\b(?![\w(])" if "_" in name else r"(?= (?:must|was)\b)"), flag, text)
     return text

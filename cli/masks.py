@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     show.add_argument("conversation", type=Path, help="JSON file with messages (or an example with messages), or lines of them")
     add_encoder_arguments(show)
     show.add_argument("--example", type=int, default=0, metavar="N", help="number of the example in a .jsonl file")
-    show.add_argument("--strategy", choices=("template", "prefix", "search"), help="use this strategy alone")
+    show.add_argument("--strategy", dest="strategies", choices=("template", "prefix", "search"), help="use this strategy alone")
     show.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     show.set_defaults(run=run)
 
@@ -32,7 +32,9 @@ def add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", default="auto", help="chat format for masks (default: told from the template)")
     parser.add_argument("--min-pixels", type=int, help="least pixels of an image after resizing")
     parser.add_argument("--max-pixels", type=int, help="most pixels of an image after resizing")
-    parser.add_argument("--images", type=Path, help="folder that paths of images are relative to (default: the file's own)")
+    parser.add_argument(
+        "--images", dest="folder", type=Path, help="folder that paths of images are relative to (default: the file's own)"
+    )
 
 
 def make_encoder(arguments: argparse.Namespace, folder: Path, **settings: Any) -> Any:
@@ -49,12 +51,12 @@ def make_encoder(arguments: argparse.Namespace, folder: Path, **settings: Any) -
     else:
         adapter = adapter_for(arguments.adapter)
     limits = {"min_pixels": arguments.min_pixels, "max_pixels": arguments.max_pixels}
-    return SampleEncoder(processor, adapter, folder=arguments.images or folder, preset=arguments.preset, **limits, **settings)
+    return SampleEncoder(processor, adapter, folder=arguments.folder or folder, preset=arguments.preset, **limits, **settings)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the conversation."""
-    strategies = {"strategies": (arguments.strategy,)} if arguments.strategy else {}
+    strategies = {"strategies": (arguments.strategies,)} if arguments.strategies else {}
     encoder = make_encoder(arguments, arguments.conversation.parent, on_empty_mask="keep", **strategies)
     example = read_example(arguments.conversation, arguments.example)
     known = {"messages", "tools", "images", "videos", "text", "sample_id"}
@@ -78,7 +80,7 @@ def read_example(path: Path, number: int) -> dict[str, Any]:
 
         lines = JsonLines(path)
         if not 0 <= number < len(lines):
-            raise ValueError(f"{path} has {len(lines)} examples, asked for {number}")
+            raise ValueError(f"{path} has {len(lines)} examples: example must be from 0 to {len(lines) - 1}, got {number}")
         return lines[number]
     data = json.loads(path.read_text(encoding="utf-8"))
     return {"messages": data} if isinstance(data, list) else data

@@ -20,7 +20,7 @@ from .prefetch import MainThreadExecutor
 from .sources import Source
 from .stages.blocks import BLOCK_VERSION
 from .stages.collect import Reader
-from .stages.describe import Describer, segment_limit
+from .stages.describe import Describer
 from .stages.gather import WIRE_VERSION, Gatherer, digest_of
 from .stages.planning import Planner
 from .step import StepContext
@@ -143,7 +143,7 @@ def check_types(*, config: Any, groups: Any, cost: Any, planner: Any, callbacks:
 def check_capacity(config: SchedulerConfig, cp_size: int) -> None:
     """Raise `ValueError` for packs in which no sample has room."""
     align = config.segment_align(cp_size)
-    if segment_limit(config, cp_size) >= align:
+    if config.capacity(cp_size) >= align:
         return
     name, multiple = ("pack_align", config.pack_align) if (config.pack_align or 0) > align else ("align", align)
     given = f"max_tokens={config.max_tokens}" + (f" times cp_size={cp_size}" if cp_size > 1 else "")

@@ -23,8 +23,8 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cp", type=int, default=1, metavar="SIZE", help="context-parallel size (default: 1)")
-    parser.add_argument("--tp", type=int, default=1, metavar="SIZE", help="tensor-parallel size (default: 1)")
+    parser.add_argument("--cp", dest="cp_size", type=int, default=1, metavar="SIZE", help="context-parallel size (default: 1)")
+    parser.add_argument("--tp", dest="tp_size", type=int, default=1, metavar="SIZE", help="tensor-parallel size (default: 1)")
     parser.add_argument("--sequence-parallel", action="store_true", help="activations are cut along the sequence")
     parser.add_argument("--fp8", choices=("tensorwise", "mxfp8", "blockwise", "nvfp4"), help="FP8 recipe")
     parser.add_argument("--max-tokens", type=int, help="most tokens of a pack per GPU, to check against the alignment")
@@ -41,12 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     from .examine import examine
     from .finding import as_dict, as_text
 
-    for name in ("cp", "tp"):
-        check_int(f"--{name}", getattr(arguments, name), 1)
-    if arguments.max_tokens is not None:
-        check_int("--max-tokens", arguments.max_tokens, 1)
-    check_real("--megabytes", arguments.megabytes, 0.01, 4096.0)
-    check_real("--timeout", arguments.timeout, 1.0, 1e5)
+    for name in ("cp_size", "tp_size", "max_tokens"):
+        if getattr(arguments, name) is not None:
+            check_int(name, getattr(arguments, name), 1)
+    check_real("megabytes", arguments.megabytes, 0.01, 4096.0)
+    check_real("timeout", arguments.timeout, 1.0, 1e5)
     examined = examine(arguments)
     if examined.prints:
         print(json.dumps(as_dict(examined), indent=1) if arguments.json else as_text(examined), flush=True)

@@ -75,8 +75,8 @@ def _look_alone(arguments: argparse.Namespace) -> list[Finding]:
         local.check_versions,
         local.check_backends,
         lambda: local.check_alignment(
-            cp=arguments.cp,
-            tp=arguments.tp,
+            cp=arguments.cp_size,
+            tp=arguments.tp_size,
             sequence_parallel=arguments.sequence_parallel,
             fp8=arguments.fp8,
             max_tokens=arguments.max_tokens,

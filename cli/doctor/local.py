@@ -84,11 +84,15 @@ def cache_folder() -> Path | None:
 
 
 def check_cache(folder: Path | None) -> Finding:
-    """See that the compiled planner can be kept, and load or compile it."""
+    """See that the compiled planner can be kept, and where; and load or compile it."""
     fix = "set NUMBA_CACHE_DIR to a folder on a local disk that every rank of the machine can write to"
+    asked = os.environ.get("NUMBA_CACHE_DIR")
+    ignored = ""  # numba takes another folder without a word
+    if asked and (folder is None or Path(asked).resolve() not in folder.resolve().parents):
+        ignored = f"NUMBA_CACHE_DIR={asked} cannot be written, and numba ignores it: "
     if folder is None or not _can_write(folder):
         where = "no folder for the compiled planner can" if folder is None else f"{folder}, for the compiled planner, cannot"
-        text = f"{where} be written: every start compiles it again, some 15 seconds"
+        text = f"{ignored}{where} be written: every start compiles it again, some 15 seconds"
         return Finding(name="numba cache", level="wrong", text=text, fix=fix)
     from ...scheduler.plan import warm_up
 
@@ -96,7 +100,11 @@ def check_cache(folder: Path | None) -> Finding:
     warm_up()
     seconds = time.monotonic() - start
     state = "was compiled just now, and is there from now on" if seconds > _COLD_SECONDS else "is there"
-    return Finding(name="numba cache", text=f"the compiled planner {state}: {folder}", figures={"seconds": round(seconds, 2)})
+    figures = {"seconds": round(seconds, 2), "folder": str(folder)}
+    if ignored:
+        text = f"{ignored}the compiled planner goes to {folder} instead"
+        return Finding(name="numba cache", level="note", text=text, fix=fix, figures=figures)
+    return Finding(name="numba cache", text=f"the compiled planner {state}: {folder}", figures=figures)
 
 
 def _can_write(folder: Path) -> bool:

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from .reading import read_report
     from .result import as_dict, as_text
 
-    check_int("--slowest", arguments.slowest, 0)
+    check_int("slowest", arguments.slowest, 0)
     if len(arguments.runs) > 2:
         raise ValueError(f"one run is shown, or two are compared, got {len(arguments.runs)}")
     if arguments.html is not None:  # before a long log is read, not after

@@ -24,10 +24,11 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         source: where they come from, for people.
-        tokens: `[N]` int64, at least 1.
+        tokens: `[N]` int64, at least 1; 0 for an example that an index left out.
         grids: per sample the (t, h, w) patch grids of its media; None where no sample has media.
         vision_tokens: `[N]` int64, tokens of media whose grids are not known; None likewise.
         notes: what was left out or assumed while reading.
+        adapter: the family that an index was built for; None for other sources.
     """
 
     source: str
@@ -35,6 +36,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     grids: Sequence[Sequence[Grid]] | None = None
     vision_tokens: Ints | None = None
     notes: tuple[str, ...] = ()
+    adapter: str | None = None
 
 
 def read_samples(
@@ -75,18 +77,21 @@ def read_samples(
 
 
 def _read_index(path: Path) -> Samples:
-    """Read the lengths and grids of an offline index; examples that it left out are left out here."""
+    """Read the lengths and grids of an offline index; an example that it left out has the length 0."""
     from ...scheduler import OfflineIndex
 
     index = OfflineIndex(path)
     tokens = index.tokens(np.arange(len(index)))
-    kept = np.flatnonzero(tokens > 0)
-    if not len(kept):
+    left = int((tokens == 0).sum())
+    if left == len(tokens):
         raise ValueError(f"the index in {path} holds no samples")
-    grids = [index.grids(int(number)) for number in kept] if index.num_media else None
-    left = len(tokens) - len(kept)
-    notes = (f"{left:,} of {len(tokens):,} examples were left out when the index was built",) if left else ()
-    return Samples(source=f"index {path}", tokens=tokens[kept], grids=grids, notes=notes)
+    return Samples(
+        source=f"index {path}",
+        tokens=tokens,
+        grids=[index.grids(number) for number in range(len(index))] if index.num_media else None,
+        notes=(f"{left:,} of {len(tokens):,} examples were left out when the index was built",) if left else (),
+        adapter=index.settings["adapter"],
+    )
 
 
 def _choose(source: Source, wanted: str | None, usual: Sequence[str], path: Path) -> str | None:

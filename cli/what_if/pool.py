@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from ...models import adapter_for
 from ...scheduler.cost.model import CostModel, typical_cost
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable
 from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
-from ...scheduler.stages.describe import grid_bits
+from ...scheduler.stages.describe import grid_bits, media_towers
 from .lengths import Grid, Samples
 from .workloads import WORKLOADS
 
@@ -45,6 +46,17 @@ def usual_cost(*, vision: bool) -> CostOf:
     return CostOf(name="a 7B decoder and Qwen3-VL's tower", model=model, towers=towers)
 
 
+def cost_of_index(adapter_name: str, *, vision: bool) -> CostOf:
+    """Return the cost with which epochs of an index are planned: a typical model, with the towers of the index's family."""
+    try:
+        adapter = adapter_for(adapter_name)
+    except ValueError:  # a family that a training script registers
+        return usual_cost(vision=vision)
+    usual = usual_cost(vision=bool(adapter.patch_dim))
+    patch_bytes = 4 * adapter.patch_dim if adapter.patch_dim else usual.patch_bytes
+    return msgspec.structs.replace(usual, patch_bytes=patch_bytes, towers=media_towers(adapter, usual.model))
+
+
 def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
     """Return the cost of a model from its Hugging Face configuration.
 
@@ -58,9 +70,6 @@ def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
     from pathlib import Path
 
     from transformers import AutoConfig
-
-    from ...models import adapter_for
-    from ...scheduler.stages.describe import media_towers
 
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
@@ -87,7 +96,7 @@ def cost_of_config(path: str, *, cp_size: int = 1) -> CostOf:
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Samples with costs; row i is sample i of the source.
+    """Samples with costs.
 
     Attributes:
         samples: what was read.
@@ -138,7 +147,7 @@ def make_pool(samples: Samples, cost_of: CostOf) -> Pool:
         raise ValueError(f"{samples.source} has media, and {cost_of.name} has no vision tower: name the model with --model")
     patches = np.array([sum(t * h * w for t, h, w in items) for items in grids], np.int64) if grids is not None else 0
     media = np.array([grid_bits(items) for items in grids], np.int64) if grids is not None else np.zeros_like(samples.tokens)
-    return Pool(
+    pool = Pool(
         samples=samples,
         cost_of=cost_of,
         row=np.arange(len(samples.tokens)),
@@ -147,6 +156,7 @@ def make_pool(samples: Samples, cost_of: CostOf) -> Pool:
         nbytes=samples.tokens * TOKEN_BYTES + HEADER_BYTES + patches * cost_of.patch_bytes,
         media=media,
     )
+    return pool.take(np.flatnonzero(pool.tokens))
 
 
 def _all_grids(samples: Samples, merge: int) -> Sequence[Sequence[Grid]] | None:
@@ -182,24 +192,32 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_dropped: int = 0
     num_truncated: int = 0
 
+    @property
+    def share_above(self) -> float:
+        """Share of the samples that are longer than a pack, dropped or cut."""
+        return (self.num_dropped + self.num_truncated) / (self.num_dropped + len(self.pool))
+
 
 def fit_pool(pool: Pool, config: PlanConfig) -> Fitted:
-    """Apply the oversize policy of the settings.
+    """Apply the oversize policy of the settings to all samples, before steps are drawn of what is left.
 
     Raises:
         ValueError: a sample above the capacity under "error"; none is left under "drop"; media to cut under "truncate".
     """
-    limit = config.max_tokens // (config.align or 1) * (config.align or 1)
+    limit = config.capacity(1)
     above = pool.tokens > limit
     count = int(above.sum())
     if not count:
         return Fitted(pool=pool)
-    found = f"{count:,} of {len(pool):,} samples are longer than a pack's {limit:,} tokens (the longest: {pool.tokens.max():,})"
+    found = (
+        f"{count:,} of {len(pool):,} samples are longer than a pack's {limit:,} tokens "
+        f"(the samples have {pool.tokens.min():,} to {pool.tokens.max():,})"
+    )
     if config.oversize == "error":
         raise ValueError(f"{found}: training would stop at the first; raise --max-tokens, or pass --oversize drop or truncate")
     if config.oversize == "drop":
         if count == len(pool):
-            raise ValueError(f"{found}: none is left to plan; raise --max-tokens, or pass --oversize truncate")
+            raise ValueError(f"{found}: none is left to plan; raise --max-tokens")
         return Fitted(pool=pool.take(np.flatnonzero(~above)), num_dropped=count)
     if pool.media[above].any():
         raise ValueError(f"{found}, some with media: what is cut of those is not simulated; pass --oversize drop")

@@ -141,24 +141,23 @@ def facts(answer: Answer) -> list[str]:
         f"{setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples a step, max_tokens "
         f"{max_tokens:,}{shared}, sync {config.sync!r}, cost of {pool.cost_of.name}; {means}, seed {setting.seed}",
     ]
-    if answer.fitted.num_truncated:
-        lines.append(
-            f"{answer.fitted.num_truncated:,} samples are longer than a pack and cut to it (oversize 'truncate'); "
-            "the scheduler's own default, 'error', stops at the first"
-        )
     return lines + list(pool.samples.notes)
 
 
 def _left_out(answer: Answer) -> list[str]:
-    """Return what was left out, which decides what all other figures are about."""
-    dropped, left = answer.fitted.num_dropped, len(answer.fitted.pool)
-    if not dropped:
+    """Return what was dropped or cut, which decides what all other figures are about."""
+    fitted = answer.fitted
+    count = fitted.num_dropped or fitted.num_truncated
+    if not count:
         return []
-    most = "MOST SAMPLES ARE LEFT OUT: " if dropped > left else ""
+    total = fitted.num_dropped + len(fitted.pool)
+    done = "left out" if fitted.num_dropped else "cut to it"
+    most = f"MOST SAMPLES ARE {'LEFT OUT' if fitted.num_dropped else 'CUT'}: " if 2 * count > total else ""
+    rest = "all figures are those of the rest" if fitted.num_dropped else "all figures are those of what is left of them"
     return [
-        f"{most}{dropped:,} of {dropped + left:,} samples ({dropped / (dropped + left):.1%}) are longer than a pack of "
-        f"--max-tokens {answer.asked_tokens:,} and left out (oversize 'drop'): all figures are those of the rest. The "
-        "scheduler's own default, 'error', stops at the first"
+        f"{most}{count:,} of {total:,} samples ({fitted.share_above:.1%}) are longer than a pack of --max-tokens "
+        f"{answer.asked_tokens:,} and {done} (oversize {answer.setting.config.oversize!r}): {rest}. The scheduler's own "
+        "default, 'error', stops at the first"
     ]
 
 

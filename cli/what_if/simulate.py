@@ -1,12 +1,14 @@
 """Steps, planned one after the other by evenpack and by others, on the same samples."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count, islice
 
 import msgspec
 import numpy as np
 
 from ...integrations.megatron.next_fit import next_fit_planner
 from ...scheduler.config import SchedulerConfig
+from ...scheduler.offline.plan import OfflineConfig, cut_epoch
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, planner_for
 from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
@@ -106,24 +108,30 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rows: Ints
 
 
-def draw_steps(count: int, setting: Setting) -> Iterator[Ints]:
-    """Yield the rows of each step: epochs in ever new order, of which the last samples that fill no step are left out.
+def epoch_steps(pool: Pool, setting: Setting, epoch: int) -> Iterator[tuple[Ints, bool]]:
+    """Yield the pool's rows of each step of an epoch, cut as an index's epoch is, and whether the step is partial."""
+    config = OfflineConfig(
+        **msgspec.structs.asdict(setting.config), samples_per_step=setting.samples_per_step, seed=setting.seed
+    )
+    lengths = np.zeros(len(pool.samples.tokens), np.int64)
+    lengths[pool.row] = pool.tokens
+    for step in cut_epoch(lengths.__getitem__, len(lengths), config, num_ranks=setting.num_ranks, epoch=epoch):
+        yield np.searchsorted(pool.row, step.samples), step.is_partial
+
+
+def draw_steps(pool: Pool, setting: Setting) -> Iterator[Ints]:
+    """Yield the rows of each step: full ones, of as many epochs as it takes.
 
     Raises:
         ValueError: fewer samples than one step takes.
     """
-    if count < setting.batch:
+    if len(pool) < setting.batch:
         raise ValueError(
-            f"{count:,} samples, and one step of {setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples takes "
+            f"{len(pool):,} samples, and one step of {setting.num_ranks:,} ranks x {setting.samples_per_step:,} samples takes "
             f"{setting.batch:,}: lower --ranks or --samples-per-step, or pass a longer file"
         )
-    rng = np.random.default_rng(setting.seed)
-    order, at = rng.permutation(count), 0
-    for _ in range(setting.steps):
-        if at + setting.batch > count:
-            order, at = rng.permutation(count), 0
-        yield order[at : at + setting.batch]
-        at += setting.batch
+    steps = (rows for epoch in count() for rows, is_partial in epoch_steps(pool, setting, epoch) if not is_partial)
+    return islice(steps, setting.steps)
 
 
 def simulate(
@@ -150,7 +158,7 @@ def simulate(
     tables: list[SampleTable] = []
     plans: list[StepPlan] = []
     align = setting.config.align or 1
-    drawn = list(draw_steps(len(pool), setting))
+    drawn = list(draw_steps(pool, setting))
     for number, rows in enumerate(drawn):
         table = pool.table(rows, num_ranks=setting.num_ranks, align=align)
         work = int(table.cost.sum())

@@ -11,6 +11,7 @@ import numpy as np
 from ...collate import SampleEncoder
 from ...core import differences, plain
 from ...models import ModelAdapter
+from ..plan.settings import check_int
 from ..plan.table import Ints
 from ..stages.describe import SampleCost
 from .build import PARTS, OnError, build
@@ -77,8 +78,8 @@ class OfflineIndex:
         """
         if on_error not in ("error", "skip"):
             raise ValueError(f"on_error must be 'error' or 'skip', got {on_error!r}")
-        if chunk < 1 or workers < 0:
-            raise ValueError(f"chunk must be at least 1 and workers at least 0, got {chunk} and {workers}")
+        check_int("chunk", chunk, 1)
+        check_int("workers", workers, 0)
         path = Path(folder)
         header = {"settings": encoder.settings, "dataset": dataset_record(dataset)}
         if (path / "index.json").is_file():

@@ -1,6 +1,6 @@
 """Epochs planned from an index: which samples make a step, and where each of them is computed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,9 @@ from .permutation import Permutation
 
 class OfflineConfig(PlanConfig, frozen=True, kw_only=True):
     """How epochs are planned from an index; the planner's settings, and how many samples a step has.
+
+    As in training, samples that the index left out or that `oversize="drop"` drops count for no step: the next ones of the
+    epoch's order take their places, so that only the last step can have fewer.
 
     Attributes:
         samples_per_step: samples of each rank in a step.
@@ -43,25 +46,92 @@ class OfflineConfig(PlanConfig, frozen=True, kw_only=True):
         check_int("seed", self.seed, 0)
 
 
-class PlannedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One step of an epoch.
+class EpochStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The samples of one step of an epoch.
 
     Attributes:
         start: place in the epoch's order at which the step begins.
         stop: place at which the next one begins.
-        samples: numbers of the step's samples, in the epoch's order; those that the index left out are not among them.
-        plan: the plan; its rows are `samples`.
+        samples: numbers of the step's samples, in the epoch's order; those that are left out are not among them.
+        num_oversize: examples between `start` and `stop` that `oversize="drop"` dropped.
+        is_partial: whether the data ended before the step was full.
     """
 
     start: int
     stop: int
     samples: Ints
+    num_oversize: int
+    is_partial: bool
+
+
+class PlannedStep(EpochStep, frozen=True, kw_only=True, eq=False):
+    """One step of an epoch, planned.
+
+    Attributes:
+        plan: the plan; its rows are `samples`.
+    """
+
     plan: StepPlan
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that are too long, and those for which a fixed `num_microbatches` has no room."""
+        return self.num_oversize + self.plan.num_dropped
 
     def pack(self, rank: int, microbatch: int) -> Ints:
         """Return the numbers of the samples in one pack, in pack order; none in a dummy pack."""
         ids = self.plan.ids(rank, microbatch)
         return self.samples[ids[ids < len(self.samples)]]
+
+
+def cut_epoch(
+    lengths: Callable[[Ints], Ints],
+    count: int,
+    config: OfflineConfig,
+    *,
+    num_ranks: int,
+    epoch: int,
+    cp_size: int = 1,
+    start: int = 0,
+) -> Iterator[EpochStep]:
+    """Yield the samples of each step of an epoch, the last one partial if the data end before it is full.
+
+    Args:
+        lengths: from numbers of examples to their lengths, int64; 0 for those that are left out.
+        count: number of examples.
+        config: settings.
+        num_ranks: R.
+        epoch: its number, from 0.
+        cp_size: context-parallel size.
+        start: place in the epoch's order to begin at.
+    """
+    order = Permutation(count, config.seed * 1_000_003 + epoch, config.shuffle)
+    by_tokens = config.samples_per_step is None
+    budget = config.tokens_per_step or (config.samples_per_step or 0) * num_ranks
+    longest = config.capacity(cp_size) if config.oversize == "drop" else np.iinfo(np.int64).max
+    while start < count:
+        width = 256 if by_tokens else budget + 1
+        while True:  # until the first sample of the next step is in sight
+            numbers = order(start, min(count, start + width))
+            tokens = lengths(numbers)
+            counts = (tokens > 0) & (tokens <= longest)
+            used = np.cumsum(np.where(counts, tokens, 0) if by_tokens else counts)
+            first = np.flatnonzero(counts)[:1]
+            # A sample above a budget of tokens is a step by itself.
+            size = int(np.searchsorted(used, max(budget, *used[first].tolist()) if len(first) else budget, "right"))
+            if size < width or start + width >= count:
+                break
+            width *= 2
+        stop = start + size
+        if len(first):
+            yield EpochStep(
+                start=start,
+                stop=stop,
+                samples=numbers[:size][counts[:size]],
+                num_oversize=int((tokens[:size] > longest).sum()),
+                is_partial=stop == count and int(used[-1]) < budget,
+            )
+        start = stop
 
 
 class Sizes(Protocol):
@@ -122,29 +192,17 @@ class EpochPlanner:
         Raises:
             PlanError: a step that no plan can serve; a sample above the capacity, under `oversize="error"`.
         """
-        order = Permutation(len(self.index), self.config.seed * 1_000_003 + epoch, self.config.shuffle)
-        while start < len(self.index):
-            stop = self._stop(order, start)
-            samples = order(start, stop)
-            samples = samples[self.index.tokens(samples) > 0]
-            if len(samples):
-                yield PlannedStep(start=start, stop=stop, samples=samples, plan=self._plan(samples))
-            start = stop
-
-    def _stop(self, order: Permutation, start: int) -> int:
-        """Return where the step that begins at a place of the order ends."""
-        config, count = self.config, len(self.index)
-        if config.samples_per_step is not None:
-            return min(count, start + config.samples_per_step * self.num_ranks)
-        assert config.tokens_per_step is not None
-        width = 256
-        while True:
-            stop = min(count, start + width)
-            total = np.cumsum(self.index.tokens(order(start, stop)))
-            fits = int(np.searchsorted(total, config.tokens_per_step, "right"))
-            if fits < stop - start or stop == count:
-                return start + max(fits, 1)  # a sample above the budget is a step of its own
-            width *= 2
+        steps = cut_epoch(
+            self.index.tokens,
+            len(self.index),
+            self.config,
+            num_ranks=self.num_ranks,
+            epoch=epoch,
+            cp_size=self._cp_size,
+            start=start,
+        )
+        for step in steps:
+            yield PlannedStep(**msgspec.structs.asdict(step), plan=self._plan(step.samples))
 
     def _plan(self, samples: Ints) -> StepPlan:
         tokens = self.index.tokens(samples)

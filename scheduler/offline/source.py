@@ -44,7 +44,7 @@ class OfflineSource:
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         for step in self._planner.steps(self._epoch, self._start):
             count = step.plan.num_microbatches
-            self.num_dropped += step.plan.num_dropped if self._pack == 0 else 0
+            self.num_dropped += step.num_dropped if self._pack == 0 else 0
             for microbatch in range(self._pack, count):
                 samples = self._samples(step, microbatch)
                 self._start, self._pack = (step.start, microbatch + 1) if microbatch + 1 < count else (step.stop, 0)

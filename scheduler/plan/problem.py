@@ -208,7 +208,7 @@ def build_problem(
     pack_align = config.pack_align if config.pack_align is not None else align
     if pack_align % align:
         raise ValueError(f"pack_align={pack_align} must be a multiple of align={align} (cp_size={cp_size})")
-    capacity = config.max_tokens * cp_size // pack_align * pack_align
+    capacity = config.capacity(cp_size)
     if capacity == 0:
         raise ValueError(f"capacity {config.max_tokens * cp_size} is below pack_align={pack_align}")
     _check_table(columns, num_ranks, align)

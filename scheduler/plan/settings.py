@@ -112,6 +112,11 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesRepl
         """Multiple to which every segment is padded under `cp_size`."""
         return self.align if self.align is not None else (2 * cp_size if cp_size > 1 else 1)
 
+    def capacity(self, cp_size: int) -> int:
+        """Most padded tokens of a pack, and so of a segment: `max_tokens * cp_size` in whole multiples of `pack_align`."""
+        pack_align = self.pack_align or self.segment_align(cp_size)
+        return self.max_tokens * cp_size // pack_align * pack_align
+
 
 class MediaTowers(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan must know of the model's media towers: it follows from the adapter and the cost model, not from the user.

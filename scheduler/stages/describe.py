@@ -107,7 +107,7 @@ class Describer:
         self._budget = config.tokens_per_step
         self._by_sample = config.loss_average == "sample"
         self._align = config.segment_align(cp_size)
-        self.capacity = segment_limit(config, cp_size)
+        self.capacity = config.capacity(cp_size)
         whole = config.max_tokens * cp_size
         times, multiple = f" on each of {cp_size} ranks" if cp_size > 1 else "", config.pack_align or self._align
         self._why = "" if self.capacity == whole else f" (max_tokens={config.max_tokens}{times}, in multiples of {multiple})"
@@ -227,13 +227,6 @@ class Describer:
             (sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, id_hash(sample.sample_id), cost),
             self._record_dtype,
         )
-
-
-def segment_limit(config: SchedulerConfig, cp_size: int) -> int:
-    """Return the most padded tokens of one sample: a pack's capacity, less what rounding to `pack_align` takes."""
-    capacity = config.max_tokens * cp_size
-    pack_align = config.pack_align or config.segment_align(cp_size)
-    return capacity // pack_align * pack_align
 
 
 def id_hash(sample_id: str | int | None) -> int:

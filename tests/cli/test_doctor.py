@@ -163,6 +163,32 @@ def test_no_cache_at_all_is_found_in_a_real_process():
     assert "level='wrong'" in out and "no folder for the compiled planner can be written: every start compiles it again" in out
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_cache_folder_that_numba_ignores_is_told(writable, tmp_path):
+    """Numba takes its next choice without a word where NUMBA_CACHE_DIR cannot be written (here it lies below a file)."""
+    (tmp_path / "file").write_text("x")
+    asked = tmp_path / ("folder" if writable else "file") / "cache"
+    code = (
+        "from evenpack.cli.doctor import local\n"
+        "folder = local.cache_folder()\n"
+        "print(folder, local.check_cache(folder), sep='\\n')"
+    )
+    environment = {**ENVIRONMENT, "NUMBA_CACHE_DIR": str(asked)}
+    if writable:  # without compiling what would be written
+        code = "from evenpack.scheduler import plan; plan.warm_up = lambda: None\n" + code
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    folder, finding = done.stdout.splitlines()
+    if writable:
+        assert folder.startswith(f"{asked}/") and "level='ok'" in finding and f"is there: {asked}/" in finding
+    else:
+        assert "level='note'" in finding and "fix='set NUMBA_CACHE_DIR to a folder" in finding, finding
+        assert (
+            f"NUMBA_CACHE_DIR={asked} cannot be written, and numba ignores it: the compiled planner goes to {folder}" in finding
+        )
+
+
 def test_more_ranks_than_devices(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)

@@ -3,9 +3,12 @@
 import json
 import random
 
+import numpy as np
 import pytest
 
 from evenpack.cli.main import run
+from evenpack.models import adapter_for
+from evenpack.scheduler import OfflineConfig, OfflineIndex
 
 from ..collate.encoding import tiny
 from ..collate.masks.chat_formats import CHATML, with_template
@@ -83,7 +86,7 @@ def test_masks_show_in_colour_and_by_one_strategy(tokenizer_folder, tmp_path, ca
     assert run([*arguments, "--strategy", "search"]) == 0
     assert "\x1b[32m0.5:Yes<|im_end|>\x1b[0m" in capsys.readouterr().out
     assert run([*arguments, "--example", "2"]) == 1
-    assert "has 2 examples, asked for 2" in capsys.readouterr().err
+    assert "has 2 examples: --example must be from 0 to 1, got 2" in capsys.readouterr().err
 
 
 def test_a_refused_conversation_is_one_line(tokenizer_folder, tmp_path, capsys):
@@ -113,12 +116,9 @@ def test_index_build_and_show(dataset, processor_folder, tmp_path, capsys):
     assert (
         run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--samples-per-step", "3", "--max-tokens", "512"]) == 0
     )
-    assert "plan      steps 2, packs " in capsys.readouterr().out
-    assert run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--samples-per-step", "5", "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)["plan"]
-    assert planned["steps"] == 2 and planned["last step"]["samples"] == 2 and planned["imbalance"] >= 1
+    assert "plan      dropped 0, full steps 2, simulated 32, packs 2, filled 0.2271, imbalance " in capsys.readouterr().out
     assert run(["index", "show", str(tmp_path / "index"), "--ranks", "2", "--max-tokens", "20"]) == 1
-    assert "12 of 12 samples are longer than a pack's 20 tokens (the shortest: " in capsys.readouterr().err
+    assert "12 of 12 samples are longer than a pack's 20 tokens" in capsys.readouterr().err
     assert run(["index", "show", str(tmp_path / "index"), "--max-tokens", "0"]) == 1
     assert "--max-tokens must be an integer of at least 1, got 0" in capsys.readouterr().err
 
@@ -151,3 +151,62 @@ def test_an_index_of_other_settings_is_refused(dataset, processor_folder, tmp_pa
     assert "--max-pixels was 50000, is 60000" in capsys.readouterr().err
     assert run(["index", "show", str(tmp_path / "none")]) == 1
     assert "no offline index" in capsys.readouterr().err
+
+
+LENGTHS = np.random.default_rng(4).integers(5, 140, 75)
+
+
+@pytest.fixture(scope="module")
+def words_index(tokenizer_folder, tmp_path_factory):
+    """An index of samples of very different lengths, two of which the build leaves out."""
+    folder = tmp_path_factory.mktemp("words")
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": "a " * length}, {"role": "assistant", "content": "b"}]})
+        for length in (*LENGTHS, 400, 500)
+    ]
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    arguments = ["--processor", str(tokenizer_folder), "--out", str(folder / "index"), "--quiet", "--max-length", "400"]
+    assert run(["index", "build", str(folder / "data.jsonl"), *arguments]) == 0
+    return folder / "index"
+
+
+@pytest.mark.parametrize("sync", ["step", "microbatch"])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("share", [0.6, 1])
+def test_an_index_and_a_plan_of_it_have_the_same_figures(sync, num_ranks, share, words_index, capsys):
+    """With and without samples that are too long; 75 samples, or three fifths of them, fill no whole number of steps."""
+    index = OfflineIndex(words_index)
+    tokens = index.tokens(np.arange(len(index)))
+    fits = tokens[tokens > 0]
+    limit = int(np.quantile(fits, share, method="lower"))
+    kept = int((fits <= limit).sum())
+    arguments = ["--ranks", num_ranks, "--samples-per-step", 4, "--max-tokens", limit, "--sync", sync, "--json"]
+    assert run(["index", "show", str(words_index), *map(str, arguments)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["left out"]["too long"] == 2
+    assert run(["plan", str(words_index), "--no-advice", *map(str, arguments)]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    ours, plan = planned["methods"][0], shown["plan"]
+    assert plan["imbalance"] == ours["imbalance"] and plan["packs"] == ours["num_microbatches"] * num_ranks
+    assert plan["dropped"] == planned["samples"]["dropped"] == len(fits) - kept
+    assert plan["simulated"] == planned["setting"]["steps"]
+    assert (plan["full steps"], plan["last step"]["samples"]) == divmod(kept, 4 * num_ranks)
+
+    # The planner of an index cuts the same steps. It keeps nothing at home, as `--movement free` does.
+    config = OfflineConfig(max_tokens=limit, samples_per_step=4, sync=sync, oversize="drop")
+    steps = list(index.planner(config, adapter_for("text"), num_ranks=num_ranks).steps(epoch=0))
+    full = [step.plan for step in steps if not step.is_partial]
+    arguments = [*map(str, arguments), "--movement", "free", "--steps", str(len(full))]
+    assert run(["plan", str(words_index), "--no-advice", *arguments]) == 0
+    freely = json.loads(capsys.readouterr().out)["methods"][0]
+    assert freely["step_cost"] == np.mean([plan.value for plan in full])
+    assert freely["num_microbatches"] == np.mean([plan.num_microbatches for plan in full])
+    assert [len(step.samples) for step in steps if step.is_partial] == [plan["last step"]["samples"]]
+
+
+def test_a_last_step_alone_has_no_mean(words_index, capsys):
+    assert run(["index", "show", str(words_index), "--ranks", "5", "--samples-per-step", "20", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["full steps"] == 0 and plan["last step"]["samples"] == 75 and "imbalance" not in plan
+    assert run(["index", "show", str(words_index), "--ranks", "5", "--samples-per-step", "15"]) == 0
+    assert "last step" not in capsys.readouterr().out

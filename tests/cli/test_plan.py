@@ -13,6 +13,7 @@ from evenpack.cli.what_if.pool import cost_of_config, make_pool, usual_cost, wor
 from evenpack.cli.what_if.simulate import METHODS, Setting, advice_on, draw_steps, simulate
 from evenpack.cli.what_if.workloads import WORKLOADS, image_text, text_cost
 from evenpack.scheduler.cost.model import CostModel
+from evenpack.scheduler.offline import Permutation
 from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_step
 from evenpack.scheduler.stats import step_stats
 
@@ -41,8 +42,7 @@ def test_figures_are_those_of_plans_made_by_hand(sync, lengths_file, capsys):
         "--steps", 6, "--seed", 5, "--no-advice", "--tolerance", 0.02, "--microbatch-cost", 30, "--align", 8,
     )  # fmt: skip
     config = PlanConfig(max_tokens=1024, sync=sync, tolerance=0.02, microbatch_cost=30 * 1024, align=8)
-    rng = np.random.default_rng(5)
-    orders = [rng.permutation(150) for _ in range(2)]
+    orders = [Permutation(150, 5 * 1_000_003 + epoch)(0, 150) for epoch in range(2)]
     rows = [order[at : at + 32] for order in orders for at in range(0, 128, 32)][:6]
     plans, stats, work = [], [], []
     for number, row in enumerate(rows):
@@ -74,7 +74,7 @@ def test_other_methods_are_measured_on_the_same_steps(lengths_file, capsys):
     for entry in shown["methods"]:
         plans = [
             METHODS[entry["name"]](pool.table(rows, num_ranks=4, align=1), num_ranks=4, config=setting.config)
-            for rows in draw_steps(150, setting)
+            for rows in draw_steps(pool, setting)
         ]
         assert entry["step_cost"] == np.mean([plan.value for plan in plans])
         assert entry["moved_bytes"] == np.mean([plan.moved_bytes for plan in plans])
@@ -95,12 +95,16 @@ def test_the_same_seed_gives_the_same_answer(lengths_file, capsys):
 
 def test_an_epoch_is_drawn_once_before_the_next():
     setting = Setting(num_ranks=2, samples_per_step=5, steps=5, config=PlanConfig(max_tokens=8))
-    steps = list(draw_steps(23, setting))
+
+    def pool(count):
+        return make_pool(Samples(source="x", tokens=np.arange(1, count + 1)), usual_cost(vision=False))
+
+    steps = list(draw_steps(pool(23), setting))
     assert len(steps) == 5 and all(len(step) == 10 for step in steps)
     assert len(set(steps[0]) | set(steps[1])) == 20 and len(set(steps[2]) | set(steps[3])) == 20
     assert steps[0].tolist() != steps[2].tolist()
     with pytest.raises(ValueError, match="9 samples, and one step of 2 ranks x 5 samples takes 10: lower"):
-        next(draw_steps(9, setting))
+        next(draw_steps(pool(9), setting))
 
 
 @pytest.mark.parametrize("oversize", ["drop", "truncate"])
@@ -111,8 +115,9 @@ def test_samples_above_the_capacity_are_counted(oversize, lengths_file, capsys):
     arguments = ["plan", str(lengths_file), "--ranks", "2", "--max-tokens", str(limit), "--oversize", oversize, "--no-advice"]
     assert run([*arguments]) == 0
     out = capsys.readouterr().out
-    wanted = f"{above} samples are longer than a pack and cut to it"
-    assert out.startswith(f"{above} of ") and "left out" in out if oversize == "drop" else wanted in out, out
+    done = "left out" if oversize == "drop" else "cut to it"
+    wanted = f"{above} of 150 samples ({above / 150:.1%}) are longer than a pack of --max-tokens {limit} and {done} (oversize"
+    assert out.startswith(wanted), out
     shown = plan_json(capsys, *arguments[1:])
     counted = {"drop": (150 - above, above, 0), "truncate": (150, 0, above)}[oversize]
     assert tuple(shown["samples"][name] for name in ("count", "dropped", "truncated")) == counted
@@ -205,7 +210,7 @@ def test_context_parallel_packs_are_planned_as_the_scheduler_does(lengths_file, 
         1,
         "--no-advice",
     )
-    rows = np.random.default_rng(0).permutation(150)[:40]
+    rows = Permutation(150, 0)(0, 40)
     table = SampleTable.from_lengths(LENGTHS[rows], align=4, cost=text_cost(LENGTHS[rows]), home=np.arange(40) // 20)
     plan = plan_step(table, num_ranks=2, config=PlanConfig(max_tokens=1003), cp_size=2)
     assert shown["methods"][0]["step_cost"] == plan.value
@@ -286,7 +291,7 @@ WRONG = [
     (["FILE", "--max-tokens", "1000", "--tolerance", "2"], "--tolerance must be a number from 0.0 to 1.0, got 2.0"),
     (["FILE", "--max-tokens", "1000", "--column", "x"], "has no column 'x'; it has num_tokens"),
     (["FILE", "--max-tokens", "1000", "--model", "nothing"], "--model nothing: no such file"),
-    (["FILE", "--max-tokens", "10"], "150 of 150 samples are longer than a pack's 10 tokens (the longest: 878)"),
+    (["FILE", "--max-tokens", "10"], "150 of 150 samples are longer than a pack's 10 tokens (the samples have 21 to 878)"),
     (["FILE", "--max-tokens", "500", "--oversize", "error"], "training would stop at the first; raise --max-tokens, or pass"),
     (["FILE", "--max-tokens", "3", "--align", "8"], "--max-tokens 3 x --cp 1 is below --align 8"),
     (["FILE", "--max-tokens", "1000", "--seed", "-1"], "--seed must be an integer of at least 0, got -1"),
@@ -340,24 +345,13 @@ def test_most_samples_left_out_are_said_first_and_by_the_exit_code(lengths_file,
     assert first.startswith(
         f"MOST SAMPLES ARE LEFT OUT: {above} of 150 samples ({above / 150:.1%}) are longer than a pack of --max-tokens"
     )
-    assert run([*arguments, "--max-dropped", "0.01"]) == 3
-    assert f"{above / 150:.1%} of the samples are dropped, --max-dropped is 0.01" in capsys.readouterr().err
+    for oversize, done in (("drop", "dropped"), ("truncate", "cut")):
+        assert run([*arguments, "--max-dropped", "0.01", "--oversize", oversize]) == 3
+        out, err = capsys.readouterr()
+        assert f"{above / 150:.1%} of the samples are {done}, --max-dropped is 0.01" in err
+        assert out.startswith(f"MOST SAMPLES ARE {'LEFT OUT' if oversize == 'drop' else 'CUT'}: {above} of 150")
+        assert run([*arguments, "--max-dropped", f"{above / 150}", "--oversize", oversize]) == 0
+        capsys.readouterr()
     assert run([*arguments, "--max-dropped", "0.9"]) == 0
     assert run([*arguments, "--max-dropped", "2"]) == 1
     assert "--max-dropped must be a number from 0.0 to 1.0, got 2.0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("max_tokens=8 is below align=16: no", "--max-tokens 8 is below --align 16: no"),
-        ("give min_pixels and max_pixels: images", "give --min-pixels and --max-pixels: images"),
-        ("tolerance must be a number", "--tolerance must be a number"),
-        ("align it: the ranks align by max_tokens", "align it: the ranks align by --max-tokens"),
-        ("no file a/max_tokens.jsonl, column 'max_tokens'", "no file a/max_tokens.jsonl, column 'max_tokens'"),
-    ],
-)
-def test_errors_name_flags(text, shown):
-    from evenpack.cli.main import with_flags
-
-    assert with_flags(text, ["max_tokens", "align", "min_pixels", "max_pixels", "tolerance", "ranks"]) == shown

@@ -10,6 +10,7 @@ from evenpack.core import OversizeSampleError, SampleError
 from evenpack.scheduler import OfflineConfig, OfflineIndex
 from evenpack.scheduler.offline import JsonLines, open_dataset
 from evenpack.scheduler.offline.permutation import Permutation
+from evenpack.scheduler.offline.plan import cut_epoch
 
 from ..collate.encoding import tiny
 
@@ -174,6 +175,54 @@ def test_every_sample_is_in_one_pack_of_one_rank(index, dataset, encoder, settin
     assert max(sum(lengths[name] for name in pack) for rank in packs for pack in names(rank)) <= 1024
     for sample in packs[0][0]:
         tiny.assert_same(samples[[one["sample_id"] for one in dataset].index(sample["sample_id"])], sample)
+
+
+LENGTHS = [0, 90, 5, 6, 0, 7, 90, 8, 9, 10, 11, 0, 3, 90, 90]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        # Left out and dropped ones take no place of a step; the last ones belong to the step before them.
+        (dict(samples_per_step=2), [[5, 6, 7, 8], [9, 10, 11, 3]]),
+        (dict(samples_per_step=3), [[5, 6, 7, 8, 9, 10], [11, 3]]),
+        (dict(samples_per_step=2, oversize="error"), [[90, 5, 6, 7], [90, 8, 9, 10], [11, 3, 90, 90]]),
+        (dict(tokens_per_step=18), [[5, 6, 7], [8, 9], [10], [11, 3]]),
+        (dict(tokens_per_step=7), [[5], [6], [7], [8], [9], [10], [11], [3]]),
+        (dict(samples_per_step=2, align=16), [[5, 6, 7, 8], [9, 10, 11, 3]]),
+        (dict(samples_per_step=2, align=16, max_tokens=15), []),
+        (dict(samples_per_step=2, max_tokens=2), []),
+    ],
+)
+@pytest.mark.parametrize("repeat", [1, 300])
+def test_steps_are_cut_of_what_is_left(settings, steps, repeat):
+    config = OfflineConfig(**{"max_tokens": 16, "oversize": "drop", "shuffle": False, **settings})
+    lengths = np.array(LENGTHS[:-1] + [90] * repeat)  # a long run of dropped ones, beyond what is looked at together
+    found = list(cut_epoch(lengths.__getitem__, len(lengths), config, num_ranks=2, epoch=0))
+    if config.oversize == "drop":
+        assert [lengths[step.samples].tolist() for step in found] == steps
+    else:
+        assert [lengths[step.samples].tolist() for step in found][:2] == steps[:2]
+    assert [step.start for step in found] == [0, *(step.stop for step in found)][: len(found)]
+    if found:
+        assert found[-1].stop == len(lengths)
+        assert sum(step.num_oversize for step in found) == (3 + repeat if config.oversize == "drop" else 0)
+        assert not any(step.is_partial for step in found[:-1])
+        last = lengths[found[-1].samples]
+        full = last.sum() >= (config.tokens_per_step or 0) and len(last) == 2 * (config.samples_per_step or len(last) / 2)
+        assert found[-1].is_partial == (not full)
+
+
+def test_dropped_samples_are_counted_once_and_make_no_step_smaller(index, dataset, encoder):
+    tokens = index.tokens(range(COUNT))
+    limit = int(np.median(tokens))
+    settings = dict(max_tokens=limit, oversize="drop", num_microbatches=None, samples_per_step=4)
+    ranks = [source(index, dataset, encoder, rank, 2, **settings) for rank in (0, 1)]
+    found = [name for one in ranks for pack in names(one) for name in pack]
+    assert sorted(found) == sorted(one["sample_id"] for one, length in zip(dataset, tokens, strict=True) if length <= limit)
+    assert {one.num_dropped for one in ranks} == {int((tokens > limit).sum())}
+    steps = list(index.planner(config(**settings), encoder.adapter, num_ranks=2).steps(epoch=0))
+    assert {len(step.samples) for step in steps[:-1]} == {8}
 
 
 def test_epochs_and_seeds_have_their_own_order(index, dataset, encoder):
