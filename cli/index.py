@@ -93,7 +93,7 @@ def summary(index: Any) -> dict[str, Any]:
         "examples": len(index),
         "left out": {"could not be encoded": index.num_skipped, "too long": index.num_dropped},
         "tokens": index.num_tokens,
-        "images and videos": index.num_media,
+        "media": index.num_media,
         "length": dict(zip(("median", "90%", "99%", "longest"), shares, strict=True)),
         "settings": limits,
     }

@@ -105,7 +105,7 @@ def index_arguments(dataset, processor_folder, out, *more):
 def test_index_build_and_show(dataset, processor_folder, tmp_path, capsys):
     assert run(index_arguments(dataset, processor_folder, tmp_path / "index", "--workers", "2", "--chunk", "5")) == 0
     out, err = capsys.readouterr()
-    assert "examples  12\n" in out and "images    12\n" in out and "12/12" in err
+    assert "examples  12\n" in out and "media     12\n" in out and "12/12" in err
     assert run(["index", "show", str(tmp_path / "index"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["settings"] == {"adapter": "qwen2_5_vl", "min_pixels": 3136, "max_pixels": 50000, "max_length": None}
