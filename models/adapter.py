@@ -11,6 +11,9 @@ from ..core.fields import FLOAT
 RopeRule = Literal["1d", "grid", "seconds", "timestamp", "temporal_merge", "omni"]
 CpSlicing = Literal["model", "caller"]
 AnchorRule = Literal["rows", "sizes", "anyres", "trust"]
+Bidirectional = Literal["image", "sample_images", "prefix"]
+#: How blocks of tokens that see each other meet sliding windows; see `ModelAdapter.block_layers`.
+BlockLayers = Literal["all", "sliding", "beyond"]
 
 #: Fields of every family: text, its targets and their weights, and the sample's name.
 TEXT_FIELDS: tuple[Field, ...] = (
@@ -100,6 +103,11 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         shared_towers: groups of modalities that run through one tower, so that any of them gives all its weights a gradient.
         dummy_grids: modality to the grid (t, h, w) of the smallest legal item.
         pad_token_id: id written at padding.
+        bidirectional: tokens that see each other both ways, where not all attention is causal: "image", each run of image or
+            video tokens is a block (Gemma 3); "sample_images", those of a sample are one block (Molmo 2); "prefix", everything
+            before the first trained token is (PaliGemma; a token field `token_type_ids`, 0 in the prefix, says otherwise).
+        bidirectional_tokens: ids that belong to a block beside the media tokens, such as markers and ends of lines (Molmo 2).
+        bidirectional_layers: layers in which they do: "all", or "sliding" for those with a sliding window (Gemma 4).
         model_arguments: names of further forward arguments that the family's models take, though no signature names them.
     """
 
@@ -128,6 +136,9 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
     shared_towers: tuple[tuple[str, ...], ...] = ()
     dummy_grids: Mapping[str, tuple[int, int, int]] = {}
     pad_token_id: int = 0
+    bidirectional: Bidirectional | None = None
+    bidirectional_tokens: tuple[int, ...] = ()
+    bidirectional_layers: Literal["all", "sliding"] = "all"
     model_arguments: tuple[str, ...] = ()
 
     def token_count(self, modality: str, grid: tuple[int, int, int]) -> int:
@@ -153,6 +164,11 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
         elif modality == "video" and self.video_start is not None:
             before, after = [self.video_start], [self.video_end]
         return [token for token in before if token is not None], [token for token in after if token is not None]
+
+    @property
+    def block_layers(self) -> BlockLayers:
+        """How blocks meet windows: a window cuts a run of image tokens like any other, and lets one block per sample be."""
+        return self.bidirectional_layers if self.bidirectional == "image" else "beyond"
 
     @property
     def has_seconds(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from ..core import Field
 from ..models import ModelAdapter
+from ..models.attention.blocks import check_cp
 from .comm.channel import open_channel
 from .comm.groups import ProcessGroups
 from .comm.transports import TransportError
@@ -105,6 +106,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._adapter = adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
         groups = ProcessGroups.from_world() if groups is None else groups
         check_capacity(config, groups.cp_size)
+        check_cp(adapter, groups.cp_size)
         config = config.resolved(groups.cp_size)
         cost = default_cost(adapter) if cost is None else cost
         self._costs = Costs(adapter, cost)

@@ -83,6 +83,7 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
 
         Raises:
             ValueError: a rank outside the group, segments that do not divide, or a pack that is a shard already.
+            UnsafeModelError: a family with tokens that see each other both ways.
 
         Example:
             >>> from evenpack.collate import pack_samples

@@ -2,8 +2,10 @@
 
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
+from ...models.attention.blocks import media_blocks
 from ...models.attention.boundaries import attention_boundaries
 from ...models.setup.call_check import position_bits
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
@@ -35,7 +37,7 @@ def forward_kwargs(batch: Row, model: nn.Module, stage: Stage | None) -> dict[st
     names = callable_model.names
     check_batch(batch, inner, callable_model)
     # Without labels for transformers: under that name the model would shift once more.
-    offered = {**_common_arguments(batch), **_varlen_arguments(batch, callable_model.is_causal)}
+    offered = {**_common_arguments(batch), **_varlen_arguments(batch, callable_model.is_causal), **_block_arguments(batch)}
     if callable_model.takes_bits:
         offered["position_ids"] = position_bits(batch.position_ids)
     if not is_transformers_model(inner):
@@ -66,6 +68,29 @@ def _varlen_arguments(batch: Row, causal: bool) -> dict[str, Any]:
         "max_length_k": batch.max_seqlen_kv,
         "use_cache": False,
     }
+
+
+def _block_arguments(batch: Row) -> dict[str, Any]:
+    """Return the arguments about tokens that see each other both ways, for families that have such.
+
+    The model gets type ids of 0, or none where the family's are not for the model: from others it would build a mask, which a
+    pack must not have.
+    """
+    adapter = batch.adapter
+    if adapter.bidirectional is None:
+        return {}
+    blocks = media_blocks(
+        adapter,
+        input_ids=batch.input_ids,
+        types=batch.mm_token_type_ids,
+        segment_ids=batch.segment_ids,
+        labels=batch.labels,
+        padding=batch.padding_mask,
+        token_type_ids=batch.token_fields.get("token_type_ids"),
+    )
+    wants_types = _TYPES in adapter.fields and adapter.fields[_TYPES].to_model
+    types = torch.zeros_like(batch.mm_token_type_ids) if wants_types else None
+    return {"media_blocks": blocks, "media_block_layers": adapter.block_layers, _TYPES: types}
 
 
 def _common_arguments(batch: Row) -> dict[str, Any]:

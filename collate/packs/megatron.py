@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from ...core import UnsafeModelError
 from .row import Row
 
 Valid = Literal["real", "padded"]
@@ -25,9 +26,17 @@ def thd_arguments(batch: Row, valid: Valid) -> dict[str, Any]:
     """Return every field of `PackedSeqParams` that a pack determines, of any version.
 
     `total_tokens` is left out: from it the class would derive `seq_idx` with device operations that wait for the host.
+
+    Raises:
+        UnsafeModelError: a family with tokens that see each other both ways, about which the class says nothing.
     """
     if valid not in get_args(Valid):
         raise ValueError(f"valid must be one of {get_args(Valid)}, got {valid!r}")
+    if batch.adapter.bidirectional is not None:
+        raise UnsafeModelError(
+            f"{batch.adapter.name} has tokens that see each other both ways ({batch.adapter.bidirectional}), and "
+            "PackedSeqParams can only say where segments begin: Megatron-Core's attention would be causal"
+        )
     padded = batch.cu_seqlens_q_padded
     real = batch.cu_seqlens_q if valid == "real" else padded
     return {

@@ -55,7 +55,7 @@ def check_callable(inner: nn.Module, adapter: ModelAdapter) -> CallableModel:
         return known[2]
     names = frozenset(forward_arguments(inner, adapter))
     check_structure(inner, names, is_megatron=is_megatron_module(inner))
-    check_model(inner)
+    check_model(inner, adapter)
     check_config(adapter, getattr(inner, "config", None))
     found = CallableModel(names)
     if is_transformers_model(inner):
@@ -98,7 +98,8 @@ def check_batch(batch: Row, inner: nn.Module, model: CallableModel) -> None:
 
     Raises:
         SpelledMediaTokenError: text spells a media token, and the model cannot be told.
-        UnsafeModelError: a shard, for a transformers model; or a sample that padding makes long for the rotary tables.
+        UnsafeModelError: a shard, for a transformers model; a sample that padding makes long for the rotary tables; or tokens
+            that see each other both ways, for a model that cannot be told.
     """
     threshold = model.rope_threshold
     if threshold is not None and batch.cu_seqlens_q is not batch.cu_seqlens_q_padded:
@@ -110,6 +111,11 @@ def check_batch(batch: Row, inner: nn.Module, model: CallableModel) -> None:
                 f"{type(inner).__name__} takes other rotary factors beyond {threshold} tokens, and padding makes a sample of "
                 f"{int(real[at])} tokens {int(padded[at])} long: use align=1"
             )
+    if batch.adapter.bidirectional is not None and "media_blocks" not in model.names:
+        raise UnsafeModelError(
+            f"{type(inner).__name__} takes no media_blocks: in {batch.adapter.name} some tokens see each other both ways, "
+            "and its attention cannot be told"
+        )
     if MASK not in model.names:
         check_spelled(batch.num_spelled, type(inner).__name__, MASK)
     if batch.cp_size > 1 and is_transformers_model(inner):

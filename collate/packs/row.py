@@ -12,7 +12,7 @@ import torch
 from ...core import OversizeSampleError, round_up
 from ...core.sample import Value
 from ...models.adapter import ModelAdapter
-from ...models.setup.call_check import SEGMENTS_MARK, SHIFTED_MARK
+from ...models.setup.call_check import BLOCKS_MARK, SEGMENTS_MARK, SHIFTED_MARK
 
 
 class Boundaries:
@@ -203,6 +203,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         setattr(self.input_ids, SEGMENTS_MARK, self.num_segments)
         setattr(self.labels, SHIFTED_MARK, True)
+        if self.adapter.bidirectional is not None:
+            setattr(self.input_ids, BLOCKS_MARK, True)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):

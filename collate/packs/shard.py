@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...core import TYPE_CODES
+from ...models.attention.blocks import check_cp
 from .row import AnyRow, Boundaries, Row
 
 
@@ -57,6 +58,7 @@ def shard_pack(batch: AnyRow, cp_rank: int, cp_size: int, slicing: str) -> AnyRo
     """Return the part of a whole pack that a context-parallel rank computes; see `PackedBatch.shard`."""
     if batch.cp_size != 1:
         raise ValueError(f"this is already shard {batch.cp_rank} of {batch.cp_size}")
+    check_cp(batch.adapter, cp_size)
     slots = partition(batch, cp_rank, cp_size)
     if cp_size == 1:
         return batch

@@ -71,7 +71,7 @@ class PackedTrainerMixin(PackedEvaluation):
         refuse_arguments(self.args)
         if self.is_deepspeed_enabled:  # an accelerate config may say so, too
             raise ValueError("DeepSpeed does not work with packing: it counts micro-batches by itself; use DDP or FSDP")
-        prepare_for_packs(self.model)
+        prepare_for_packs(self.model, adapter)
         self._packing_adapter = adapter_of(self.model, adapter)
         is_sharded = self.is_fsdp_enabled or getattr(self, "is_distributed_loading_by_transformers", False)
         self._packing_config = train_config(packing, self.args, is_sharded=is_sharded)

@@ -10,15 +10,19 @@ from ...models.setup.prepare import decoder_modules, decoder_of
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
 
 
-def prepare_for_packs(model: nn.Module) -> None:
+def prepare_for_packs(model: nn.Module, adapter: ModelAdapter | None = None) -> None:
     """Set a model up in place; flash attention that the user chose stays.
+
+    Args:
+        model: the model, wrapped or not.
+        adapter: the user's adapter; None for that of the model's family.
 
     Raises:
         UnsafeModelError: a model that cannot be made to keep segments apart.
     """
     inner: Any = unwrap_model(model)
     chosen = str(getattr(getattr(inner, "config", None), "_attn_implementation", ""))
-    prepare_model(model)
+    prepare_model(model, adapter)
     if "flash" in chosen and is_transformers_model(inner):
         # Under mixed precision the weights are fp32 here, so that flash attention does not seem to be possible.
         inner.set_attn_implementation(chosen)

@@ -5,7 +5,15 @@ from typing import Any
 import torch
 
 #: Arguments of attention that describe the text row.
-ROW_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+ROW_ARGUMENTS = (
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+    "media_blocks",
+    "media_block_layers",
+)
 _OF_ROW = "_evenpack_of_row"
 
 

@@ -4,12 +4,15 @@ It takes the same arguments as flash attention's varlen call (`cu_seq_lens_q`) a
 `scaled_dot_product_attention` per segment, so no [T, T] mask is ever built.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ...core import UnsafeModelError
+from ..adapter import BlockLayers
+from .blocks import block_masks
 from .plain import plain_attention
 
 #: Name under which the function is registered with transformers.
@@ -128,6 +131,8 @@ def varlen_attention(
     position_ids: torch.Tensor | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    media_blocks: torch.Tensor | None = None,
+    media_block_layers: BlockLayers = "all",
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within each segment.
@@ -146,22 +151,35 @@ def varlen_attention(
         position_ids: text positions, [1, T]; read only to refuse a pack that comes without boundaries.
         softcap: cap of the scores.
         s_aux: attention sinks, one score per head.
+        media_blocks: integers [1, T]: tokens of a segment with one number see each other, whichever comes first; -1 for those
+            that see no later token. Attention is causal otherwise, whatever the layer says.
+        media_block_layers: how they meet the window: "all" keeps the window, "sliding" too and does without blocks in layers
+            without a window, "beyond" lets a block reach beyond the window.
 
     Returns:
         The output [B, T, H, D_v], and None in place of the weights.
 
     Raises:
-        UnsafeModelError: a pack without boundaries, boundaries that do not fit the row, or a position bias, which this function
-            does not compute.
+        UnsafeModelError: a pack without boundaries, boundaries or blocks that do not fit the row, or a position bias, which
+            this function does not compute.
     """
     if kwargs.get("position_bias") is not None:
         raise UnsafeModelError(f"{VARLEN_ATTENTION} does not compute position_bias, which {type(module).__name__} uses")
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    causal = causal or media_blocks is not None
     lengths = _segment_lengths(query, key.shape[2], attention_mask, cu_seq_lens_q, position_ids, causal)
     parts = [(query, key, value)]
+    masks: Sequence[torch.Tensor | None] = [attention_mask]
+    if media_blocks is not None:
+        lengths, masks = _with_blocks(query, lengths, media_blocks, sliding_window, media_block_layers)
+    elif lengths is not None:
+        masks = [None] * len(lengths)
     if lengths is not None:
         parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
-    outputs = [_attend(q, k, v, attention_mask, scaling, dropout, causal, sliding_window, softcap, s_aux) for q, k, v in parts]
+    outputs = [
+        _attend(q, k, v, mask, scaling, dropout, causal, sliding_window, softcap, s_aux)
+        for (q, k, v), mask in zip(parts, masks, strict=True)
+    ]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2).contiguous(), None
 
@@ -202,6 +220,18 @@ def lengths_of(boundaries: torch.Tensor) -> list[int]:
         lengths = [length for length in boundaries.diff().tolist() if length]
         boundaries._evenpack_lengths = lengths  # type: ignore[attr-defined]
     return lengths
+
+
+def _with_blocks(
+    query: torch.Tensor, lengths: list[int] | None, blocks: torch.Tensor, window: int | None, layers: BlockLayers
+) -> tuple[list[int], Sequence[torch.Tensor | None]]:
+    """Return the lengths of the segments, and who sees whom in those that have a block."""
+    if lengths is None or blocks.shape != (1, query.shape[2]):
+        raise UnsafeModelError(
+            f"media_blocks of shape {list(blocks.shape)} for a batch of {query.shape[0]} rows of {query.shape[2]} tokens"
+            f"{'; they need the boundaries of segments (cu_seq_lens_q)' if lengths is None else ''}"
+        )
+    return lengths, block_masks(blocks, lengths, window, layers)
 
 
 def _restarts(position_ids: torch.Tensor | None) -> bool:

@@ -13,6 +13,8 @@ from ...core import UnsafeModelError
 
 #: Attributes of a pack's ids, how many segments it has, and of its targets, which are shifted already.
 SEGMENTS_MARK, SHIFTED_MARK = "_evenpack_segments", "_evenpack_shifted"
+#: Attribute of a pack's ids whose family has blocks of tokens that see each other.
+BLOCKS_MARK = "_evenpack_blocks"
 #: Positions with fractions of a second, and the integers that carry their bits.
 _FRACTIONS, _BITS = torch.float32, torch.int32
 
@@ -59,7 +61,7 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Check a call of a model, as its forward pre-hook; nothing is checked while a graph is captured by `torch.compile`.
 
     Raises:
-        UnsafeModelError: several samples without their boundaries or positions, or labels that are shifted already.
+        UnsafeModelError: several samples without their boundaries, positions or blocks, or labels that are shifted already.
     """
     if torch.compiler.is_compiling():
         return
@@ -68,7 +70,13 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"labels of a pack are shifted already, and {type(model).__name__} would shift them once more: leave labels out, "
             "model(**batch.forward_kwargs(model)), and take the loss from step.loss(logits, batch)"
         )
-    num_segments = getattr(kwargs.get("input_ids", args[0] if args else None), SEGMENTS_MARK, 0)
+    input_ids = kwargs.get("input_ids", args[0] if args else None)
+    num_segments = getattr(input_ids, SEGMENTS_MARK, 0)
+    if hasattr(input_ids, BLOCKS_MARK) and kwargs.get("cu_seq_lens_q") is not None and kwargs.get("media_blocks") is None:
+        raise UnsafeModelError(
+            f"{type(model).__name__} is called with a pack, but without media_blocks: tokens of an image would not see all "
+            "of it. Call model(**batch.forward_kwargs(model))"
+        )
     if num_segments < 2:
         return
     missing = [name for name in ("cu_seq_lens_q", "position_ids") if kwargs.get(name) is None]

@@ -11,6 +11,8 @@ from .unwrap import is_transformers_model, unwrap_model
 
 #: What a transformers model takes through its typed keyword arguments, though its signature does not name it.
 VARLEN_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache"})
+#: What its attention takes besides, in families with blocks of tokens that see each other.
+BLOCK_ARGUMENTS = frozenset({"media_blocks", "media_block_layers"})
 
 
 def forward_arguments(model: nn.Module, adapter: ModelAdapter) -> set[str]:
@@ -18,8 +20,9 @@ def forward_arguments(model: nn.Module, adapter: ModelAdapter) -> set[str]:
 
     Those that the signature of the unwrapped model names and those that the adapter declares; a bare `**kwargs` counts for
     nothing, because what it swallows it may ignore. A transformers model takes the varlen attention arguments and
-    `use_cache` as well, and `seq_idx` where recurrent layers run on kernels. `media_token_validity_mask` is among them for a
-    model that `prepare_model` set up: it then places features by the mask.
+    `use_cache` as well, `media_blocks` in families with blocks of tokens that see each other, and `seq_idx` where recurrent
+    layers run on kernels. `media_token_validity_mask` is among them for a model that `prepare_model` set up: it then places
+    features by the mask.
 
     Example:
         >>> from evenpack.models import adapter_for
@@ -33,7 +36,7 @@ def forward_arguments(model: nn.Module, adapter: ModelAdapter) -> set[str]:
     names = {name for name, parameter in inspect.signature(inner.forward).parameters.items() if parameter.kind not in kinds}
     names |= set(adapter.model_arguments)
     if is_transformers_model(inner):
-        names |= VARLEN_ARGUMENTS
+        names |= VARLEN_ARGUMENTS | (BLOCK_ARGUMENTS if adapter.bidirectional else frozenset())
         if uses_varlen_kernels(inner):
             names.add("seq_idx")
     return names

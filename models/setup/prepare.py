@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from ...core import UnsafeModelError
+from ..adapter import ModelAdapter
 from ..attention.boundaries import without_row
 from ..attention.recurrent import has_varlen_kernels, is_isolatable, isolate_recurrent, leaking_layers
 from ..attention.rope import check_rope, isolate_rope
 from ..attention.varlen import VARLEN_ATTENTION, register_varlen_attention
-from ..registry import family_of
+from ..registry import adapter_for, family_of
 from .call_check import take_bits, watch_calls
 from .merge import merge_by_mask
 from .unwrap import is_transformers_model, unwrap_model
@@ -26,7 +27,7 @@ _HONOURING: set[str] = {VARLEN_ATTENTION}
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "moe", "sparse", "dense"})
 
 
-def prepare_model(model: nn.Module) -> nn.Module:
+def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None) -> nn.Module:
     """Set a model up, in place, so that packs run exactly like their segments alone.
 
     Attention becomes `flash_attention_2` where it can run (a GPU, half precision, the package installed), else evenpack's own
@@ -37,6 +38,10 @@ def prepare_model(model: nn.Module) -> nn.Module:
     A prepared model raises `UnsafeModelError` when it is called with a pack, but with less than `forward_kwargs` gives, or with
     the pack's targets as `labels`.
 
+    Args:
+        model: the model.
+        adapter: its family; None for that of its config, where that is known.
+
     Returns:
         The same model.
 
@@ -46,7 +51,8 @@ def prepare_model(model: nn.Module) -> nn.Module:
     inner = unwrap_model(model)
     if not is_transformers_model(inner):
         return model
-    _set_attention(inner)
+    bidirectional = _has_blocks(inner, adapter)
+    _set_attention(inner, bidirectional)
     decoder = decoder_of(inner)
     modules = decoder_modules(decoder)
     if any(is_isolatable(module) and not has_varlen_kernels(module) for module in modules):
@@ -57,14 +63,18 @@ def prepare_model(model: nn.Module) -> nn.Module:
     watch_calls(inner)
     if _has_fractional_positions(inner.config):
         take_bits(decoder)
-    _check(inner, "prepare_model cannot change that")
+    _check(inner, bidirectional, "prepare_model cannot change that")
     return model
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, adapter: ModelAdapter | None = None) -> None:
     """Check that a model keeps the segments of a pack apart.
 
     A model that is not a transformers model passes: what it is given is what its signature names.
+
+    Args:
+        model: the model, wrapped or not.
+        adapter: its family; None for that of its config, where that is known.
 
     Raises:
         UnsafeModelError: attention, named by its implementation, that would ignore the boundaries (sdpa, eager and flex
@@ -75,10 +85,20 @@ def check_model(model: nn.Module) -> None:
     """
     inner = unwrap_model(model)
     if is_transformers_model(inner):
-        _check(inner, "evenpack.models.prepare_model(model) sets it up, if it can")
+        _check(inner, _has_blocks(inner, adapter), "evenpack.models.prepare_model(model) sets it up, if it can")
 
 
-def _check(inner: Any, advice: str) -> None:
+def _has_blocks(model: Any, adapter: ModelAdapter | None) -> bool:
+    """Whether a model's family has blocks of tokens that see each other both ways."""
+    if adapter is None:
+        try:
+            adapter = adapter_for(model.config)
+        except ValueError:
+            return False  # no family of ours
+    return adapter.bidirectional is not None
+
+
+def _check(inner: Any, bidirectional: bool, advice: str) -> None:
     name = type(inner).__name__
     decoder = decoder_of(inner)
     if not _uses_interface(inner, decoder):
@@ -102,6 +122,11 @@ def _check(inner: Any, advice: str) -> None:
     if withheld:
         raise UnsafeModelError(f"{name} does not hand the boundaries of segments on to its attention: {withheld}")
     for implementation in sorted(_implementations(decoder)):
+        if bidirectional and implementation != VARLEN_ATTENTION:
+            raise UnsafeModelError(
+                f"{name} uses attention implementation {implementation!r}, which takes no blocks of tokens that see each "
+                f"other: tokens of an image would not see all of it. {advice}."
+            )
         if implementation not in _HONOURING and "flash" not in implementation:
             raise UnsafeModelError(
                 f"{name} uses attention implementation {implementation!r}, which ignores segment boundaries: "
@@ -112,10 +137,10 @@ def _check(inner: Any, advice: str) -> None:
     if unknown:
         raise UnsafeModelError(f"{name} has layers that are not known to keep samples of a pack apart: {unknown}")
     looking = _looking_both_ways(inner, decoder)
-    if looking:
+    if looking and not bidirectional:
         raise UnsafeModelError(
             f"{name} leaves it to its mask which tokens see later ones, and a pack has no mask: {', '.join(looking)} of its "
-            "decoder would look both ways (is_causal is False)"
+            "decoder would look both ways (is_causal is False). An adapter with `bidirectional` says which tokens do"
         )
     if _drops_window(decoder):
         raise UnsafeModelError(f"{name} has a sliding window that it puts into its mask alone, and a pack has no mask")
@@ -132,9 +157,9 @@ def _has_fractional_positions(config: Any) -> bool:
         return False  # no family of ours; its positions are integers
 
 
-def _set_attention(model: Any) -> None:
+def _set_attention(model: Any, bidirectional: bool) -> None:
     """Choose the attention implementation of a transformers model, its towers included."""
-    if _can_flash(model):
+    if _can_flash(model) and not bidirectional:
         model.set_attn_implementation("flash_attention_2")
     elif _implementations(decoder_of(model)) - _HONOURING:
         model.set_attn_implementation(register_varlen_attention())
