@@ -29,9 +29,7 @@ def register_varlen_attention() -> str:
     return VARLEN_ATTENTION
 
 
-def padding_only_mask(
-    *args: Any, attention_mask: torch.Tensor | None = None, use_vmap: bool = False, **kwargs: Any
-) -> torch.Tensor | None:
+def padding_only_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
     """Build a mask for rows padded by `attention_mask`, and none for packs: their boundaries do that work.
 
     Without this, transformers would build a [T, T] mask for every pack whose positions restart. A mask that says more than
@@ -44,7 +42,7 @@ def padding_only_mask(
     from transformers.masking_utils import sdpa_mask
 
     mask_function = kwargs.get("mask_function")
-    pattern = use_vmap or _has_pattern(mask_function)
+    pattern = _has_pattern(mask_function, getattr(kwargs.get("config"), "sliding_window", None))
     if attention_mask is None and not pattern:
         return None
     if pattern and _is_packed(mask_function):
@@ -52,7 +50,7 @@ def padding_only_mask(
             f"{VARLEN_ATTENTION} is causal within a segment; this model adds a pattern of its own to its mask. Blocks of "
             "tokens that see each other are handed over as media_blocks (ModelAdapter.bidirectional)"
         )
-    mask: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, use_vmap=use_vmap, **kwargs)
+    mask: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
     return mask
 
 
@@ -60,27 +58,28 @@ def padding_only_mask(
 _PLAIN_MASKS = frozenset({
     "causal_mask_function",
     "bidirectional_mask_function",
-    "sliding_window_overlay",
-    "sliding_window_bidirectional_overlay",
     "packed_sequence_mask_function",
     "padding_mask_function",
     "remap_positions_for_packed_sequence",
     "add_offsets_to_mask_function",
     "and_masks",
 })  # fmt: skip
+_WINDOWS = frozenset({"sliding_window_overlay", "sliding_window_bidirectional_overlay"})
 
 
-def _has_pattern(mask_function: Any) -> bool:
-    """Whether a mask function of transformers says more than causal order, a window, padding and packing.
+def _has_pattern(mask_function: Any, window: int | None) -> bool:
+    """Whether a mask function of transformers says more than causal order, the config's window, padding and packing.
 
     A function that is not known is such a pattern. A union is one as well, unless it adds blocks of no token.
     """
     if mask_function is None:
         return False
     name, parts = _mask_name(mask_function), _mask_parts(mask_function)
+    if name in _WINDOWS:
+        return window not in _closed_over(mask_function)
     if name == "or_masks":
-        return not all(map(_has_no_block, parts[1:])) or _has_pattern(parts[0])
-    return name not in _PLAIN_MASKS or any(_has_pattern(part) for part in parts)
+        return not all(map(_has_no_block, parts[1:])) or _has_pattern(parts[0], window)
+    return name not in _PLAIN_MASKS or any(_has_pattern(part, window) for part in parts)
 
 
 def _has_no_block(mask_function: Any) -> bool:

@@ -358,8 +358,7 @@ def test_decoders_with_blocks_of_other_kinds(build, layers, blocks_of):
         "media_blocks": blocks_of(types),
         "media_block_layers": layers,
     }
-    if build is molmo2:
-        given["mm_token_type_ids"] = torch.zeros_like(types)
+    given["mm_token_type_ids"] = torch.zeros_like(types)  # Molmo 2 insists on them
     got = model(**given, use_cache=False).logits[0]
     parts = zip(ids.split([18, 12], dim=1), (types > 0).long().split([18, 12], dim=1), strict=True)
     want = torch.cat([stock(input_ids=one, mm_token_type_ids=kinds, use_cache=False).logits[0] for one, kinds in parts])

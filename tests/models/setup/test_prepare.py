@@ -20,6 +20,7 @@ from evenpack.models.setup.prepare import decoder_modules
 from .. import tiny
 
 transformers = pytest.importorskip("transformers")
+sliding_window_overlay = pytest.importorskip("transformers.masking_utils").sliding_window_overlay
 
 
 def llama(implementation: str = "sdpa", **settings: Any) -> Any:
@@ -76,6 +77,7 @@ MASKS = {
     "blocks and a window": ("create_sliding_window_causal_mask", {"block_sequence_ids": BLOCKS}),
     "tokens apart": ("create_causal_mask", {"block_sequence_ids": torch.tensor([[0, -1, 0, -1]])}),
     "a union": ("create_causal_mask", {"or_mask_function": lambda *index: index[2] + index[3] == 3}),
+    "another window": ("create_causal_mask", {"and_mask_function": sliding_window_overlay(2)}),
     "a cut": ("create_causal_mask", {"and_mask_function": lambda *index: index[3] != 1}),
 }
 
