@@ -8,7 +8,7 @@ import torch
 from ...core import IGNORED
 from ...models.adapter import CpSlicing
 from .forward import Stage, forward_kwargs
-from .megatron import Valid, packed_seq_params
+from .megatron import Valid, check_causal, packed_seq_params
 from .row import Row, ahead
 from .shard import shard_pack, token_axis, unpack_tokens, unshard_tokens
 
@@ -135,6 +135,7 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
                 versions of Transformer Engine that mishandle the difference: then padding attends within its own segment.
             further: more fields of the class, such as `cp_group`; those that the installed version lacks are left out.
         """
+        check_causal(self.adapter)
         return packed_seq_params(self, valid, further)
 
     def forward_kwargs(self, model: torch.nn.Module, stage: Stage | None = None) -> dict[str, Any]:

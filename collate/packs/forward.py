@@ -9,7 +9,7 @@ from ...models.attention.blocks import media_blocks
 from ...models.attention.boundaries import attention_boundaries
 from ...models.setup.call_check import position_bits
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
-from .megatron import packed_seq_params
+from .megatron import check_causal, packed_seq_params
 from .model_check import MASK, check_batch, check_callable, is_megatron_module
 from .row import Row
 
@@ -53,6 +53,7 @@ def _other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dic
     """
     offered = {name: getattr(batch, name) for name in (*_BOUNDARIES, "shift_labels", "loss_mask")}
     if "packed_seq_params" in names:
+        check_causal(batch.adapter)
         offered["packed_seq_params"] = packed_seq_params(batch, "real", {})
     if is_megatron_module(inner) or "labels" in batch.adapter.model_arguments:
         offered["labels"] = batch.labels

@@ -5,9 +5,23 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from ...core import UnsafeModelError
+from ...models.adapter import ModelAdapter
 from .row import Row
 
 Valid = Literal["real", "padded"]
+
+
+def check_causal(adapter: ModelAdapter) -> None:
+    """Refuse a family of which `PackedSeqParams` cannot say who sees whom.
+
+    Raises:
+        UnsafeModelError: tokens of the family see each other both ways.
+    """
+    if adapter.bidirectional is not None:
+        raise UnsafeModelError(
+            f"{adapter.name} has tokens that see each other both ways ({adapter.bidirectional}), and PackedSeqParams can only "
+            "say where segments begin: Megatron-Core's attention would be causal"
+        )
 
 
 def packed_seq_params(batch: Row, valid: Valid, further: Mapping[str, Any]) -> Any:
@@ -26,17 +40,9 @@ def thd_arguments(batch: Row, valid: Valid) -> dict[str, Any]:
     """Return every field of `PackedSeqParams` that a pack determines, of any version.
 
     `total_tokens` is left out: from it the class would derive `seq_idx` with device operations that wait for the host.
-
-    Raises:
-        UnsafeModelError: a family with tokens that see each other both ways, about which the class says nothing.
     """
     if valid not in get_args(Valid):
         raise ValueError(f"valid must be one of {get_args(Valid)}, got {valid!r}")
-    if batch.adapter.bidirectional is not None:
-        raise UnsafeModelError(
-            f"{batch.adapter.name} has tokens that see each other both ways ({batch.adapter.bidirectional}), and "
-            "PackedSeqParams can only say where segments begin: Megatron-Core's attention would be causal"
-        )
     padded = batch.cu_seqlens_q_padded
     real = batch.cu_seqlens_q if valid == "real" else padded
     return {

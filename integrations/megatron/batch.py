@@ -13,7 +13,7 @@ from .fields import EVERYWHERE, LAST
 from .ranks import Ranks
 
 _TOKENS = ("tokens", "position_ids")
-#: What is an attribute of its own, or only describes the row.
+#: What has its own attribute, or only describes the row.
 _OWN = ("tokens", *LAST, *EVERYWHERE)
 
 Tensor = torch.Tensor

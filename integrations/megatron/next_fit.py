@@ -25,7 +25,7 @@ def next_fit_planner(
     """Fill packs in sample order, closing each as soon as the next sample does not fit; a planner for the scheduler.
 
     Where their number is no multiple of `num_ranks * microbatch_multiple`, the last samples of the last packs move into packs
-    of their own. Pack k * num_ranks + r is micro-batch k of rank r. Work is not looked at.
+    of their own. Pack k * num_ranks + r is micro-batch k of rank r. Costs are ignored.
 
     Args:
         table: the samples.

@@ -13,12 +13,12 @@ from ...core.errors import from_wire, to_wire
 from ...scheduler.comm.transports import HostTransport, Transport, open_gloo
 from .ranks import Ranks
 
-#: Bytes of a note: a fixed size, so that one collective is enough.
-_ROOM = 2048
-_LINKS: dict[tuple[str, ...], "Link"] = {}
+#: Bytes of a `CallInfo` on the wire: a fixed size, so that one collective is enough.
+_INFO_BYTES = 2048
+_LINKS: dict[tuple[str, ...], "ReplicaLink"] = {}
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
+class CallInfo(msgspec.Struct, frozen=True, array_like=True):
     """What every rank says at the beginning of a call.
 
     Attributes:
@@ -36,10 +36,10 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     error: tuple[str, str] | None = None
 
 
-_NOTE = msgspec.msgpack.Decoder(Note)
+_INFO = msgspec.msgpack.Decoder(CallInfo)
 
 
-class Link:
+class ReplicaLink:
     """Collectives within a replica, and between the readers of all replicas; every rank makes the same calls.
 
     Args:
@@ -56,16 +56,16 @@ class Link:
         readers = f"evenpack/megatron/readers/{ranks.dp.group_name}"
         self._readers = _open(store, readers, ranks.dp.rank(), ranks.dp.size(), timeout) if ranks.is_reader else None
 
-    def gather(self, note: Note) -> list[Note]:
-        """Bring every rank's note to the readers; the other ranks get those of their replica.
+    def gather(self, info: CallInfo) -> list[CallInfo]:
+        """Bring what every rank says to the readers; the other ranks get those of their replica.
 
         Returns:
             Notes, replica by replica, each in the replica's own order.
         """
-        notes = _row(note) if self._replica is None else self._replica.gather(_row(note))
+        calls = _row(info) if self._replica is None else self._replica.gather(_row(info))
         if self._readers is not None:
-            notes = self._readers.gather(notes.reshape(-1))
-        return [_read(row) for row in notes.reshape(-1, _ROOM)]
+            calls = self._readers.gather(calls.reshape(-1))
+        return [_read(row) for row in calls.reshape(-1, _INFO_BYTES)]
 
     def deliver(self, payloads: Sequence[torch.Tensor | None] | None) -> torch.Tensor | None:
         """Hand every rank of the replica what the reader has for it.
@@ -89,40 +89,40 @@ class Link:
         return received if len(received) else None
 
 
-def link_of(ranks: Ranks, timeout: float) -> Link:
+def link_of(ranks: Ranks, timeout: float) -> ReplicaLink:
     """Return the link over a rank's groups, opened at the first call; collective then."""
     if ranks.key not in _LINKS:
-        _LINKS[ranks.key] = Link(ranks, timeout)
+        _LINKS[ranks.key] = ReplicaLink(ranks, timeout)
     return _LINKS[ranks.key]
 
 
-def check_notes(notes: Sequence[Note]) -> None:
-    """Raise what a rank found wrong, or that ranks disagree; the same on every reader, as all see the same notes.
+def check_calls(calls: Sequence[CallInfo]) -> None:
+    """Raise what a rank found wrong, or that ranks disagree; the same on every reader, as all see the same calls.
 
     Raises:
         EvenpackError: the first rank's error, or
         ValueError: where that was a wrong setting.
         FieldMismatchError: another `num_microbatches`, or a replica whose ranks are of several data-parallel ranks.
     """
-    for note in notes:
-        if note.error is not None:
-            kind, message = note.error
-            raise error_of(kind, f"{note.place}: {message}")
-    first = notes[0]
-    size = len(notes) // (1 + max(note.dp_rank for note in notes))
-    for index, note in enumerate(notes):
-        if note.count != first.count:
+    for info in calls:
+        if info.error is not None:
+            kind, message = info.error
+            raise error_of(kind, f"{info.place}: {message}")
+    first = calls[0]
+    size = len(calls) // (1 + max(info.dp_rank for info in calls))
+    for index, info in enumerate(calls):
+        if info.count != first.count:
             raise FieldMismatchError(
-                f"{note.place} was called with num_microbatches={note.count}, {first.place} with {first.count}"
+                f"{info.place} was called with num_microbatches={info.count}, {first.place} with {first.count}"
             )
-        if note.dp_rank != notes[index - index % max(1, size)].dp_rank:
-            raise FieldMismatchError(f"{note.place} shares its replica with {notes[index - index % size].place}")
+        if info.dp_rank != calls[index - index % max(1, size)].dp_rank:
+            raise FieldMismatchError(f"{info.place} shares its replica with {calls[index - index % size].place}")
 
 
-def error_note(error: BaseException) -> tuple[str, str]:
-    """Return an error as a note carries it, short enough for its room."""
+def error_info(error: BaseException) -> tuple[str, str]:
+    """Return an error as a `CallInfo` carries it, cut to fit its bytes."""
     kind, message = named(error)
-    return kind, message[: _ROOM // 6]  # up to four bytes a character, and room for the rest
+    return kind, message[: _INFO_BYTES // 6]  # up to four bytes a character, and space for the rest
 
 
 def named(error: BaseException) -> tuple[str, str]:
@@ -144,14 +144,14 @@ def _open(store: Any, name: str, rank: int, size: int, timeout: float, share: bo
     return HostTransport(open_gloo(store, name, rank, size, timeout), timeout=timeout, share=share)
 
 
-def _row(note: Note) -> np.ndarray:
-    data = msgspec.msgpack.encode(note)
-    assert len(data) <= _ROOM - 4, note
-    row = np.zeros(_ROOM, np.uint8)
+def _row(info: CallInfo) -> np.ndarray:
+    data = msgspec.msgpack.encode(info)
+    assert len(data) <= _INFO_BYTES - 4, info
+    row = np.zeros(_INFO_BYTES, np.uint8)
     row[:4].view(np.int32)[0] = len(data)
     row[4 : 4 + len(data)] = np.frombuffer(data, np.uint8)
     return row
 
 
-def _read(row: np.ndarray) -> Note:
-    return _NOTE.decode(row[4 : 4 + int(row[:4].copy().view(np.int32)[0])].tobytes())
+def _read(row: np.ndarray) -> CallInfo:
+    return _INFO.decode(row[4 : 4 + int(row[:4].copy().view(np.int32)[0])].tobytes())

@@ -16,7 +16,7 @@ from .ranks import Ranks
 from .source import PulledSource
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class SessionArguments(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a scheduler is opened with, besides its settings: the same at every call for one iterator.
 
     Attributes:
@@ -34,7 +34,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     callbacks: tuple[StepCallback, ...] = ()
 
 
-class Feed:
+class IteratorSession:
     """The scheduler of one data iterator on the reader of a replica, and what it has handed out.
 
     Args:
@@ -60,10 +60,10 @@ class Feed:
         """The scheduler; None before the first step."""
         return self._scheduler
 
-    def step(self, config: SchedulerConfig, work: Work) -> PackedStep:
+    def step(self, config: SchedulerConfig, arguments: SessionArguments) -> PackedStep:
         """Return the next step, of `config.samples_per_step` items.
 
-        Where that number changes, the scheduler is opened anew behind the last step: what was prepared ahead had another
+        Where that number changes, the scheduler is opened again after the last step: what was prepared ahead had another
         size. Its samples are read again from what the source keeps.
 
         Raises:
@@ -74,7 +74,7 @@ class Feed:
             self._loaded = self._scheduler.state_dict()
             self.close()
         if self._scheduler is None:
-            self._scheduler = self._open(config, work)
+            self._scheduler = self._open(config, arguments)
         step = next(self._scheduler)
         assert config.samples_per_step is not None
         # The last step of the data may hold fewer.
@@ -83,21 +83,21 @@ class Feed:
         self._source.forget(self.consumed_items)
         return step
 
-    def _open(self, config: SchedulerConfig, work: Work) -> PackingScheduler:
+    def _open(self, config: SchedulerConfig, arguments: SessionArguments) -> PackingScheduler:
         ranks = self._ranks
         groups = ProcessGroups(dp=ranks.dp, rank=ranks.dp.rank(), num_ranks=ranks.dp.size(), cp_size=ranks.cp_size)
         if self._callbacks is None:
-            self._callbacks = work.callbacks
+            self._callbacks = arguments.callbacks
         scheduler = PackingScheduler(
             self._source,
             config=config,
-            adapter=work.adapter,
+            adapter=arguments.adapter,
             groups=groups,
-            fields=work.fields,
-            cost=work.cost,
-            planner=work.planner,
+            fields=arguments.fields,
+            cost=arguments.cost,
+            planner=arguments.planner,
             count_items=True,
-            # Without their `close`: they outlive a scheduler that is opened anew.
+            # Without their `close`: they outlive a scheduler that is opened again.
             callbacks=[callback.__call__ for callback in self._callbacks],
         )
         if self._loaded is not None:
@@ -138,23 +138,23 @@ class Feed:
         self._callbacks = None
 
 
-_FEEDS: dict[int, tuple[Any, Feed]] = {}
+_SESSIONS: dict[int, tuple[Any, IteratorSession]] = {}
 
 
-def feed_of(iterator: Any, ranks: Ranks) -> Feed:
-    """Return the feed of a data iterator, begun at the first call.
+def session_of(iterator: Any, ranks: Ranks) -> IteratorSession:
+    """Return the session of a data iterator, begun at the first call.
 
     It ends with the iterator. An iterator of a built-in type cannot be watched, and lives as long as the process.
     """
     key = id(iterator)
-    if key not in _FEEDS:
-        feed = Feed(iterator, ranks)
+    if key not in _SESSIONS:
+        session = IteratorSession(iterator, ranks)
         try:
             weakref.finalize(iterator, _end, key)
-            _FEEDS[key] = (None, feed)
+            _SESSIONS[key] = (None, session)
         except TypeError:
-            _FEEDS[key] = (iterator, feed)
-    return _FEEDS[key][1]
+            _SESSIONS[key] = (iterator, session)
+    return _SESSIONS[key][1]
 
 
 def state_of(data_iterator: Any, pg_collection: Any = None) -> dict[str, Any] | None:
@@ -168,7 +168,7 @@ def state_of(data_iterator: Any, pg_collection: Any = None) -> dict[str, Any] | 
         Plain data; None on ranks that do not read.
     """
     iterator, ranks = own_iterator(data_iterator), Ranks.of(pg_collection)
-    return feed_of(iterator, ranks).state_dict() if ranks.is_reader and iterator is not None else None
+    return session_of(iterator, ranks).state_dict() if ranks.is_reader and iterator is not None else None
 
 
 def load_state(data_iterator: Any, state: Mapping[str, Any] | None, pg_collection: Any = None) -> None:
@@ -190,7 +190,7 @@ def load_state(data_iterator: Any, state: Mapping[str, Any] | None, pg_collectio
         return
     if state is None or iterator is None:
         raise ValueError(f"{ranks.where()} reads for its replica: it needs a data iterator and its state")
-    feed_of(iterator, ranks).load_state_dict(state)
+    session_of(iterator, ranks).load_state_dict(state)
 
 
 def own_iterator(data_iterator: Any) -> Any:
@@ -201,6 +201,6 @@ def own_iterator(data_iterator: Any) -> Any:
 
 
 def _end(key: int) -> None:
-    entry = _FEEDS.pop(key, None)
+    entry = _SESSIONS.pop(key, None)
     if entry is not None:
         entry[1].end()

@@ -9,7 +9,7 @@ from ...collate.packs.alignment import Alignment, Fp8Recipe, pack_alignment
 from ...scheduler import SchedulerConfig
 from .ranks import Ranks
 
-#: Recipes of Megatron-Core's config under our names; of a custom one nobody knows the block.
+#: Recipes of Megatron-Core's config under our names; the block of a custom one is not known.
 _RECIPES: dict[str, Fp8Recipe] = {
     "delayed": "tensorwise",
     "tensorwise": "tensorwise",

@@ -19,7 +19,7 @@ class PulledSource:
     """Yields one list of samples per `next()` call on a data iterator.
 
     The iterator is referred to weakly: once the trainer drops it, the source ends. Lists read ahead of the step that is
-    training are kept until `forget`, so that a scheduler may be opened anew, with another number of items per step, and go
+    training are kept until `forget`, so that a scheduler may be opened again, with another number of items per step, and go
     on where the old one was. The position is the number of items; in another process the trainer brings an iterator that
     stands there, as Megatron-Core's samplers do from the number of consumed samples.
 
@@ -50,7 +50,7 @@ class PulledSource:
                     return
                 item = self._log[self._position - self._first]
                 self._position += 1
-                self._let_go()
+                self._release()
             yield item
 
     def _pull(self) -> bool:
@@ -70,7 +70,7 @@ class PulledSource:
         return self._position
 
     def forget(self, position: int) -> None:
-        """Let go of the items before a position: their step was handed out.
+        """Release the items before a position: their step was handed out.
 
         Whoever reads at this moment does it in our place: a wait for a thread that is busy lasts until the interpreter makes
         it give way, which is much longer than a whole call takes.
@@ -78,11 +78,11 @@ class PulledSource:
         self._needless = position
         if self._lock.acquire(blocking=False):
             try:
-                self._let_go()
+                self._release()
             finally:
                 self._lock.release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         while self._log and self._first < self._needless:
             self._log.popleft()
             self._first += 1

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import torch
 
-from ...core import Field
+from ...collate.packs.megatron import check_causal
+from ...core import EvenpackError, Field
 from ...models import ModelAdapter, adapter_for
 from ...scheduler import PackedStep, SchedulerConfig, StepCallback, plan_step
 from ...scheduler.plan.settings import check_int
@@ -18,8 +19,8 @@ from ...scheduler.telemetry.callbacks import check_callbacks
 from .codec import decode, encode
 from .fields import fields_of, parts_of, selected
 from .ranks import Ranks
-from .replica import Link, Note, check_notes, error_note, error_of, link_of, named
-from .session import Feed, Work, feed_of, own_iterator
+from .replica import CallInfo, ReplicaLink, check_calls, error_info, error_of, link_of, named
+from .session import IteratorSession, SessionArguments, own_iterator, session_of
 from .settings import scheduler_config
 
 
@@ -85,7 +86,7 @@ def wrap_data_iterator(
     Returns:
         A `RerunDataIterator` over the packs (a list of them for a virtual pipeline), on every rank; the number of packs;
         the sum and the sum of squares of the samples' real lengths, as integers, equal on all ranks. The iterator's `facts`
-        has more figures, its `feed` (on readers, else None) the scheduler.
+        has more figures, its `session` (on readers, else None) the scheduler.
 
     Raises:
         StopIteration: the data has ended, on every rank.
@@ -96,40 +97,41 @@ def wrap_data_iterator(
     link = link_of(ranks, 600.0 if settings is None else settings.timeout)
     iterator, vpp_size = own_iterator(data_iterator), _vpp_size(config, data_iterator)
     scheduling: SchedulerConfig | None = None
-    work: Work | None = None
+    arguments: SessionArguments | None = None
     error: tuple[str, str] | None = None
     try:
         _check_call(iterator, ranks, num_microbatches)
         scheduling = scheduler_config(config, settings, ranks, num_microbatches, vpp_size)
         family = adapter_for(adapter) if isinstance(adapter, str) else adapter
-        told = tuple(callbacks)
-        check_callbacks(told)
-        work = Work(adapter=family, fields=tuple(fields), cost=cost, planner=planner, callbacks=told)
-    except ValueError as found:
-        error = error_note(found)
+        check_causal(family)
+        given = tuple(callbacks)
+        check_callbacks(given)
+        arguments = SessionArguments(adapter=family, fields=tuple(fields), cost=cost, planner=planner, callbacks=given)
+    except (ValueError, EvenpackError) as found:
+        error = error_info(found)
     # An error waits until all have come: raising it here would leave the other ranks in their first collective.
     count = num_microbatches if isinstance(num_microbatches, int) else 0
     parts = parts_of(config, ranks.is_first, ranks.is_last)
-    notes = link.gather(Note(ranks.where(), ranks.dp.rank(), count, parts, error))
+    calls = link.gather(CallInfo(ranks.where(), ranks.dp.rank(), count, parts, error))
     if not ranks.is_reader:
         return _returned(*_received(link), None, vpp_size)
     try:
-        check_notes(notes)
-        assert scheduling is not None and work is not None
-        feed = feed_of(iterator, ranks)
-        step = feed.step(scheduling, work)
-        facts = _facts(step, feed)
+        check_calls(calls)
+        assert scheduling is not None and arguments is not None
+        session = session_of(iterator, ranks)
+        step = session.step(scheduling, arguments)
+        facts = _facts(step, session)
         if ranks.size == 1:
-            # Nobody waits for these packs: each is built when it is asked for, while the device runs the one before.
-            return _returned(facts, (selected(fields_of(batch, step), parts) for batch in step), feed, vpp_size)
+            # No other rank waits for these packs: each is built when it is asked for, while the device runs the one before.
+            return _returned(facts, (selected(fields_of(batch, step), parts) for batch in step), session, vpp_size)
         everything = [fields_of(batch, step) for batch in step]
-        payloads = _payloads(facts, everything, [note.fields for note in notes if note.dp_rank == ranks.dp.rank()])
+        payloads = _payloads(facts, everything, [info.fields for info in calls if info.dp_rank == ranks.dp.rank()])
     except Exception as failure:
         text = encode({"error": named(failure)}, [])
         link.deliver([None, *[text] * (ranks.size - 1)])
         raise
     link.deliver(payloads)
-    return _returned(facts, [selected(found, parts) for found in everything], feed, vpp_size)
+    return _returned(facts, [selected(found, parts) for found in everything], session, vpp_size)
 
 
 def _check_call(iterator: Any, ranks: Ranks, num_microbatches: object) -> None:
@@ -146,9 +148,9 @@ def _vpp_size(config: Any, data_iterator: Any) -> int:
     return getattr(config, "virtual_pipeline_model_parallel_size", None) or 1
 
 
-def _facts(step: PackedStep, feed: Feed) -> StepFacts:
+def _facts(step: PackedStep, session: IteratorSession) -> StepFacts:
     names = [name for name in StepFacts.__struct_fields__ if name != "consumed_samples"]
-    return StepFacts(**{name: getattr(step, name) for name in names}, consumed_samples=feed.consumed_samples)
+    return StepFacts(**{name: getattr(step, name) for name in names}, consumed_samples=session.consumed_samples)
 
 
 def _payloads(facts: StepFacts, everything: list[dict[str, Any]], parts: list[tuple[str, ...]]) -> list[torch.Tensor | None]:
@@ -160,7 +162,7 @@ def _payloads(facts: StepFacts, everything: list[dict[str, Any]], parts: list[tu
     return [None, *(encoded[one] for one in parts[1:])]
 
 
-def _received(link: Link) -> tuple[StepFacts, list[dict[str, Any]]]:
+def _received(link: ReplicaLink) -> tuple[StepFacts, list[dict[str, Any]]]:
     data = link.deliver(None)
     assert data is not None
     facts, batches = decode(data)
@@ -170,17 +172,17 @@ def _received(link: Link) -> tuple[StepFacts, list[dict[str, Any]]]:
 
 
 def _returned(
-    facts: StepFacts, batches: Iterable[dict[str, Any]], feed: Feed | None, vpp_size: int
+    facts: StepFacts, batches: Iterable[dict[str, Any]], session: IteratorSession | None, vpp_size: int
 ) -> tuple[Any, int, int, int]:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
     iterators: list[Any] = [RerunDataIterator(map(_own, part)) for part in itertools.tee(batches, vpp_size)]
     for one in iterators:
-        one.facts, one.feed = facts, feed
+        one.facts, one.session = facts, session
     result = iterators[0] if vpp_size == 1 else iterators
     return result, facts.num_microbatches, facts.seqlen_sum, facts.seqlen_squared_sum
 
 
 def _own(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return a micro-batch for one model chunk: containers of its own, over the same tensors."""
+    """Return a micro-batch for one model chunk: new containers over the same tensors."""
     return {name: copy.copy(value) if isinstance(value, list | dict) else value for name, value in batch.items()}

@@ -19,7 +19,7 @@ class Metrics:
 
     Args:
         every: steps between two entries.
-        all_ranks: write on every rank; the ranks then need places of their own.
+        all_ranks: write on every rank; each rank then needs another place to write to.
         prefix: in front of each name.
 
     Raises:

@@ -22,7 +22,7 @@ class Records:
         self._steps.append(stats)
 
     def take(self) -> dict[str, float]:
-        """Return the means, rounded for a log, and begin anew."""
+        """Return the means, rounded for a log, and start over."""
         steps, self._steps = self._steps, []
         if not steps:
             return {}

@@ -1,5 +1,6 @@
 """Models that `forward_step` does not call: the same that `PackedBatch.forward_kwargs` refuses."""
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -78,3 +79,15 @@ def test_every_stage_raises():
         return True
 
     assert on_ranks(body, 2, pp=2) == [True] * 2
+
+
+def test_a_family_with_image_blocks_is_refused():
+    """Gemma 3's image tokens see each other both ways, about which `PackedSeqParams` says nothing."""
+    family = msgspec.structs.replace(QWEN, bidirectional="image")
+
+    def body():
+        with pytest.raises(UnsafeModelError, match="see each other both ways"):
+            wrap(Samples([{"input_ids": torch.tensor([1, 2]), "sample_id": "a"}]), 1, adapter=family)
+        return True
+
+    assert on_ranks(body, 1) == [True]

@@ -138,8 +138,8 @@ def test_a_scheduler_lives_as_long_as_its_iterator():
         items = Samples([own_sample(5, n) for n in range(12)])
         iterator, _, _, _ = wrap(items, 2)
         again, _, _, _ = wrap(items, 2)
-        assert again.feed is iterator.feed and items.taken >= 4
-        scheduler = weakref.ref(iterator.feed.scheduler)
+        assert again.session is iterator.session and items.taken >= 4
+        scheduler = weakref.ref(iterator.session.scheduler)
         del items, iterator, again
         gc.collect()
         return scheduler() is None
@@ -181,7 +181,7 @@ def test_every_rank_learns_that_the_data_has_ended():
         iterator, _, total, _ = wrap(items, 2)
         with pytest.raises(StopIteration):
             wrap(items, 2)
-        return total, iterator.feed and iterator.feed.consumed_items
+        return total, iterator.session and iterator.session.consumed_items
 
     # One of the readers has fewer items than the call asks for: what is left is spread.
     assert on_ranks(body, 4, tp=2) == [(10, 3), (10, None)] * 2
