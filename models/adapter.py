@@ -10,7 +10,7 @@ from ..core.fields import FLOAT
 
 RopeRule = Literal["1d", "grid", "seconds", "timestamp", "temporal_merge", "omni"]
 CpSlicing = Literal["model", "caller"]
-AnchorRule = Literal["rows", "sizes", "anyres", "trust"]
+AnchorRule = Literal["rows", "sizes", "anyres", "frames", "trust"]
 Bidirectional = Literal["image", "sample_images", "prefix"]
 #: How blocks of tokens that see each other meet sliding windows; see `ModelAdapter.block_layers`.
 BlockLayers = Literal["all", "sliding", "beyond"]
@@ -32,12 +32,15 @@ class Anchors(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rule: "rows": every row of a field is anchored by a fixed number of tokens. "sizes": by the patches of its size, merged
-            like those of a grid. "anyres": by the tiles that its size is cut into. "trust": by a number that is not known here,
-            so only the sample's whole is checked: there are tokens if and only if there are rows.
+            like those of a grid. "anyres": by the tiles that its size is cut into. "frames": by the frames of a clip. "trust":
+            by a number that is not known here: the sample has tokens if and only if it has rows.
         per_row: "rows" rule: media field to the number of tokens that anchor one of its rows.
         field: "sizes" and "anyres" rules: field of the items' sizes, int64 [n, 2] (height, width), or of the places of their
-            patches, [n, patches, 2] with negative padding; "trust" rule: field whose rows are counted.
+            patches, [n, patches, 2] with negative padding; "frames" rule: field that marks the real frames of each clip;
+            "trust" rule: field whose rows are counted.
         patch: "sizes" rule: side of a patch in units of the field.
+        pool: "frames" rule: how many positions, each of two frames, become one token.
+        frames: frames of a row of sound, where no mask says them.
         tower: (h, w) patches of one row, where sizes do not say them.
         pinpoints: "anyres" rule: (height, width) in pixels of the canvases that an image may be cut into tiles on.
         tile: "anyres" rule: side of a tile in pixels.
@@ -53,6 +56,8 @@ class Anchors(msgspec.Struct, frozen=True, kw_only=True):
     per_row: Mapping[str, int] = {}
     field: str = ""
     patch: int = 1
+    pool: int = 1
+    frames: int = 1
     tower: tuple[int, int] = (1, 1)
     pinpoints: tuple[tuple[int, int], ...] = ()
     tile: int = 0

@@ -10,8 +10,8 @@ from evenpack.models import ModelAdapter
 from evenpack.models.layout.items import items_by_rule, rows_needed
 
 VOCAB = 320
-#: Text ids lie below; `TWIN` is an id whose embedding equals that of the media token.
-TEXT_IDS, TWIN, TOKEN = 300, 310, 301
+#: Text ids lie below the media token.
+TEXT_IDS, TOKEN = 300, 301
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -36,6 +36,26 @@ VISION = {
 PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 64}
 PINPOINTS = [[16, 32], [32, 16], [32, 32], [48, 16]]
 GQA = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+
+QWEN_VISION = {
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
+AUDIO = {
+    "num_mel_bins": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_source_positions": 16,
+}
 
 Settings = dict[str, Any]
 
@@ -267,33 +287,149 @@ FAMILIES: dict[str, tuple[str, Settings]] = {
             "vocabulary_map": {"<image>": TOKEN, **{f"IMGIMG{chr(65 + k)}Z": 50 + k for k in range(8)}},
         },
     ),
+    "exaone4_5": (
+        "Exaone4_5_",
+        {
+            **text("exaone4", **GQA, sliding_window_pattern=2),
+            "vision_config": {**QWEN_VISION, "num_key_value_heads": 2},
+            **ID,
+            "video_token_id": 302,
+        },
+    ),
+    "hyperclovax_vision_v2": (
+        "HyperCLOVAXVisionV2",
+        {
+            **text("hyperclovax"),
+            "vision_config": {"model_type": "qwen2_5_vl_vision", **QWEN_VISION},
+            **ID,
+            "video_token_id": 302,
+        },
+    ),
+    "muse_glimmer": (
+        "MuseGlimmer",
+        {
+            "text_config": {**TEXT, **GQA},
+            "vision_config": {
+                **VISION,
+                "merge_size": 2,
+                "pos_emb_height": 4,
+                "pos_emb_width": 4,
+                "layer_types": ["full_attention"] * 2,
+            },
+            **ID,
+            "video_token_id": 302,
+            "out_hidden_size": 128,
+            "projector_hidden_size": 32,
+        },
+    ),
+    "minimax_m3_vl": (
+        "MiniMaxM3SparseForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "dense_intermediate_size": 48,
+                "shared_intermediate_size": 16,
+                "rotary_dim": 4,
+                "mlp_layer_types": ["dense", "sparse"],
+                "layer_types": ["full_attention"] * 2,
+            },
+            "vision_config": {**VISION},
+            **INDEX,
+            "video_token_index": 302,
+            "projector_hidden_size": 32,
+        },
+    ),
+    "kimi_k25": (
+        "Kimi_K25",
+        {
+            **text(
+                "deepseek_v3",
+                num_key_value_heads=4,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                n_group=1,
+                topk_group=1,
+                moe_intermediate_size=16,
+                first_k_dense_replace=1,
+                q_lora_rank=16,
+                kv_lora_rank=16,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=8,
+                v_head_dim=8,
+            ),
+            "vision_config": {**VISION, "pos_emb_height": 4, "pos_emb_width": 4},
+            **ID,
+            "video_token_id": 302,
+            "projection_hidden_size": 32,
+        },
+    ),
+    "video_llama_3": ("VideoLlama3", {**text("qwen2"), "vision_config": VISION, **ID, "video_token_id": 302}),
+    "fuyu": ("FuyuForCausalLM", {**text("persimmon"), **ID, "patch_size": 4}),
+    "qwen2_audio": (
+        "Qwen2Audio",
+        {
+            **text("qwen2"),
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "num_mel_bins": 8,
+                "encoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "d_model": 32,
+                "max_source_positions": 16,
+            },
+            "audio_token_index": TOKEN,
+        },
+    ),
+    "audioflamingo3": (
+        "AudioFlamingo3",
+        {**text("qwen2"), "audio_config": {**AUDIO, "model_type": "audioflamingo3_encoder"}, "audio_token_id": TOKEN},
+    ),
+    "voxtral": (
+        "Voxtral",
+        {
+            **LLAMA,
+            "audio_config": {**AUDIO, "model_type": "voxtral_encoder", "intermediate_size": 128},
+            "audio_token_id": TOKEN,
+        },
+    ),
+    "glmasr": (
+        "GlmAsr",
+        {
+            **LLAMA,
+            "audio_config": {**AUDIO, "model_type": "glmasr_encoder", "max_position_embeddings": 16, "intermediate_size": 128},
+            "audio_token_id": TOKEN,
+        },
+    ),
 }
 
 
 def tiny_config(family: str) -> Any:
     """Return the config of a family's tiny model."""
+    settings = FAMILIES[family][1]
+    return model_class(family).config_class(**settings)
+
+
+def model_class(family: str) -> Any:
+    """Return the class of a family's model."""
     import transformers
 
-    name, settings = FAMILIES[family]
-    return getattr(transformers, f"{name}Config")(**settings)
+    name = FAMILIES[family][0]
+    return getattr(transformers, name if "For" in name else f"{name}ForConditionalGeneration")
 
 
 def tiny_model(family: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """Return a random model of a family in evaluation mode; the media token has a twin of the same embedding."""
-    import transformers
-
+    """Return a random model of a family in evaluation mode."""
     torch.manual_seed(seed)
-    cls = getattr(transformers, f"{FAMILIES[family][0]}ForConditionalGeneration")
-    model = cls(tiny_config(family)).to(dtype).eval()
+    model = model_class(family)(tiny_config(family)).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # random biases and norms too: a zero hides what it multiplies
             if parameter.ndim < 2:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
-        for parameter in model.parameters():
-            if parameter.ndim == 2 and len(parameter) == VOCAB:
-                parameter[TWIN] = parameter[TOKEN]
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped kernel has no fp64
     return model
@@ -330,7 +466,10 @@ def media_values(
 ) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Return the media fields of some images, and the lengths of the runs that anchor them: one image may have several."""
     (modality,) = adapter.media_tokens
-    rule, mine = adapter.anchors[modality], adapter.fields.of_kind("media")
+    mine = adapter.fields.of_kind("media")
+    if modality not in adapter.anchors:
+        return _grids(rng, adapter, images, sides)
+    rule = adapter.anchors[modality]
     values: dict[str, torch.Tensor] = {}
     counts = {field.name: images + (images > 1) for field in mine}  # of two images, one has two tiles
     if rule.rule != "rows":
@@ -378,11 +517,34 @@ def _places(sides: torch.Tensor, adapter: ModelAdapter) -> dict[str, torch.Tenso
     return {rule.field: places}
 
 
+def _heard(sides: torch.Tensor, adapter: ModelAdapter) -> dict[str, torch.Tensor]:
+    """Return the masks of clips of different lengths."""
+    (rule,) = adapter.anchors.values()
+    frames = (adapter.fields[rule.field].shape or (0,))[0] or 0
+    return {rule.field: (torch.arange(frames) < 8 * sides[:, 1:]).long()}
+
+
+def _grids(
+    rng: np.random.Generator, adapter: ModelAdapter, images: int, sides: int
+) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Return patches and grids of images, and the lengths of the runs that anchor them."""
+    sizes = (rng.integers(1, sides + 1, (images, 2)) * adapter.merge_size).tolist()
+    grids = [(1, h, w) for h, w in sizes]
+    rows = sum(h * w for h, w in sizes)
+    pixels = torch.from_numpy(rng.standard_normal((rows, *(adapter.fields["pixel_values"].shape or ()))))
+    values = {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids)}
+    if "image_merge_sizes" in adapter.fields:
+        values["image_merge_sizes"] = torch.full((images,), adapter.merge_size)
+    return values, [adapter.token_count("image", grid) for grid in grids]
+
+
 #: How sizes of images are told, by field.
 SIZES: dict[str, Callable[[torch.Tensor, ModelAdapter], dict[str, torch.Tensor]]] = {
     "spatial_shapes": _in_patches,
     "target_sizes": _in_patches,
     "image_position_ids": _places,
+    "feature_attention_mask": _heard,
+    "input_features_mask": _heard,
 }
 
 

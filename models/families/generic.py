@@ -158,6 +158,24 @@ def grids(row: tuple[int, ...], merge: int, *more: Field) -> Media:
     return Media(fields=(*patch_fields("image", "pixel_values", "image_grid_thw", row), *more), merge_size=merge)
 
 
+def sound(mels: int, frames: int, *, mask: str = "", pool: int = 2, per_row: int = 0) -> Media:
+    """Return the media of a family that hears clips of one length, filled up with silence.
+
+    Args:
+        mels: mel bins.
+        frames: length of a clip in mel frames.
+        mask: field that marks the real frames, where tokens anchor only those.
+        pool: how many positions, each of two frames, become one token.
+        per_row: tokens of a clip, where that is one number.
+    """
+    fields = [Field(name="input_features", dtype=FLOAT, shape=(mels, frames), **_AUDIO)]
+    if mask:
+        fields.append(Field(name=mask, dtype=ANY, shape=(frames,), **_AUDIO))
+        return Media(fields=tuple(fields), anchors=Anchors(rule="frames", field=mask, pool=pool), modality="audio")
+    anchors = Anchors(rule="rows", per_row={"input_features": per_row}, frames=frames)
+    return Media(fields=tuple(fields), anchors=anchors, modality="audio")
+
+
 def _lfm2_vl(config: Any) -> Media:
     """Patches of each image, filled up to the largest number of a call, with the image's height and width in patches."""
     merge, patch = config.downsample_factor, config.vision_config.patch_size
@@ -260,7 +278,21 @@ def _llava(config: Any) -> Media:
     return tiles(config, _selected(config))
 
 
-_MASK = "pixel_attention_mask"
+def _voxtral(config: Any) -> Media:
+    """Clips of 30 s; neighbouring positions of the tower become one token each."""
+    audio = config.audio_config
+    per_row = audio.max_source_positions * audio.hidden_size // audio.intermediate_size
+    return sound(audio.num_mel_bins, 2 * audio.max_source_positions, per_row=per_row)
+
+
+def _fuyu(config: Any) -> Media:
+    """Patches, each anchored by one token; there is no tower."""
+    row = 3 * config.patch_size**2
+    field = Field(name="pixel_values", dtype=FLOAT, shape=(1, row), axis=1, **_IMAGE)
+    return Media(fields=(field,), anchors=Anchors(rule="rows", per_row={"pixel_values": 1}))
+
+
+_MASK, _HEARD = "pixel_attention_mask", "input_features_mask"
 #: What samples of each family hold, by `config.model_type`.
 GENERIC: dict[str, Callable[[Any], Media]] = {
     "llava": _llava,
@@ -286,12 +318,40 @@ GENERIC: dict[str, Callable[[Any], Media]] = {
     "ovis2": lambda c: tiles(c, _patches(c, 1 / c.vision_config.hidden_stride)),
     "aria": lambda c: tiles(c, c.projector_patch_to_query_dict[_patches(c)], mask="pixel_mask"),
     "gemma4": _gemma4,
+    "exaone4_5": lambda c: grids((_row(c),), c.vision_config.spatial_merge_size),
+    "hyperclovax_vision_v2": lambda c: grids((_row(c),), c.vision_config.spatial_merge_size),
+    "muse_glimmer": lambda c: grids((_row(c, c.vision_config.patch_temporal),), c.vision_config.merge_size),
+    "minimax_m3_vl": lambda c: grids((_row(c),), c.vision_config.spatial_merge_size),
+    "kimi_k25": lambda c: grids((3, *_pair(c.vision_config.patch_size)), c.vision_config.merge_kernel_size[0]),
+    "video_llama_3": lambda c: grids((_row(c),), 2, _MERGES),
     "minicpmv4_6": _minicpmv,
+    "fuyu": _fuyu,
+    "qwen2_audio": lambda c: sound(*_heard(c, "max_source_positions"), mask="feature_attention_mask"),
+    "audioflamingo3": lambda c: sound(*_heard(c, "max_source_positions"), mask=_HEARD),
+    "glmasr": lambda c: sound(*_heard(c, "max_position_embeddings"), mask=_HEARD, pool=4),
+    "voxtral": _voxtral,
     "step3p7": _step3p7,
     "chameleon": lambda c: tiles(
         c, (c.vq_config.resolution // 2 ** (len(c.vq_config.channel_multiplier) - 1)) ** 2, side=c.vq_config.resolution
     ),
 }
+
+
+#: VideoLLaMA 3 says for each image how many patches become one feature; its released processors merge squares of 2.
+_MERGES = Field(name="image_merge_sizes", dtype="int64", default=2, **_IMAGE)
+
+
+def _row(config: Any, frames: int = 0) -> int:
+    """Return how many numbers a patch of the vision tower has."""
+    vision = config.vision_config
+    channels = _first(vision, "in_channels", "num_channels") or 3
+    height, width = _pair(vision.patch_size)
+    return int(channels * (frames or _pair(getattr(vision, "temporal_patch_size", 1))[0]) * height * width)
+
+
+def _heard(config: Any, positions: str) -> tuple[int, int]:
+    """Return the mel bins and the frames of a clip, two for each position of the tower."""
+    return config.audio_config.num_mel_bins, 2 * getattr(config.audio_config, positions)
 
 
 def _high_res(config: Any) -> Field:

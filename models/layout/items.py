@@ -93,12 +93,15 @@ def items_by_rule(values: Mapping[str, Any], rule: Anchors, adapter: ModelAdapte
     if rule.rule == "rows":
         counts = {name: values[name].shape[adapter.fields[name].axis] for name in rule.per_row if name in values}
         tokens = np.repeat([rule.per_row[name] for name in counts], list(counts.values())).astype(np.int64)
-        return MediaItems(np.tile(np.array([(1, *rule.tower)], np.int64), (len(tokens), 1)), tokens)
+        return MediaItems(np.tile(np.array([(rule.frames, *rule.tower)], np.int64), (len(tokens), 1)), tokens)
     sizes = values[rule.field]
     if rule.rule == "trust":
         rows = sizes.shape[adapter.fields[rule.field].axis]
         return MediaItems(np.array([(rows, *rule.tower)], np.int64), None)
     sizes = np.asarray(sizes.cpu(), np.int64)
+    if rule.rule == "frames":
+        lengths = sizes.sum(axis=1)
+        return MediaItems(np.column_stack((lengths, np.ones_like(sizes[:, :2]))), (lengths + 1) // 2 // rule.pool)
     if sizes.ndim == 3:  # places of patches, from 0 on
         sizes = sizes.max(axis=1)[:, ::-1] + 1
     if sizes.min(initial=1) < 1:

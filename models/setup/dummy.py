@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from ...core import TYPE_CODES, Field, Sample, SampleLayout
+from ...core.fields import dtype_of
 from ..adapter import ModelAdapter
 from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK, items_by_rule, rows_needed
 from ..layout.pieces import pieces_of
@@ -102,6 +103,8 @@ def _item_value(field: Field, grid: tuple[int, int, int], dtype: torch.dtype) ->
         return torch.tensor([grid[0]], dtype=torch.int64)
     if field.name == AUDIO_MASK:
         return torch.ones(1, grid[0], dtype=torch.int64)
+    if not field.shape and field.default is not None:
+        return torch.tensor([field.default], dtype=dtype_of(field.dtype))
     if not field.shape:
         return torch.ones(1, dtype=torch.float32)  # seconds
     if field.modality == "audio":
