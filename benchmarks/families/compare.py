@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from evenpack.collate import pack_samples
 from evenpack.models import ModelAdapter, adapter_for, dummy_sample, prepare_model
 
-from .tiny import TOKEN, random_sample, tiny_model
+from .tiny import TOKEN, TWIN, VOCAB, random_sample, tiny_model
 
 
 class WithoutCasts(TorchFunctionMode):
@@ -30,6 +30,8 @@ class WithoutCasts(TorchFunctionMode):
 
 #: Models that go by ids alone wherever they place features: text that spells the media token is refused by name.
 BY_IDS = ("qwen2_audio",)
+#: Models that read a spelled media token as padding, and whose packs read it as text.
+AS_PADDING = ("gemma3n", "gemma4")
 
 
 def samples_for(adapter: ModelAdapter, seed: int = 0) -> list[dict[str, Any]]:
@@ -43,8 +45,10 @@ def samples_for(adapter: ModelAdapter, seed: int = 0) -> list[dict[str, Any]]:
 def alone(model: Any, raw: dict[str, Any]) -> torch.Tensor:
     """Return a stock model's logits [L, V] of one sample, called as its users call it."""
     taken = inspect.signature(model.forward).parameters
-    ids = raw["input_ids"]
-    given = {**raw, "token_type_ids": raw["mm_token_type_ids"]}
+    ids, types = raw["input_ids"], raw["mm_token_type_ids"]
+    if model.config.model_type in AS_PADDING:
+        ids = torch.where((types == 0) & (ids == TOKEN), TWIN, ids)
+    given = {**raw, "input_ids": ids, "token_type_ids": types}
     given = {name: value[None] if value.shape == ids.shape else value for name, value in given.items() if name in taken}
     return model(**given, attention_mask=torch.ones(1, len(ids), dtype=torch.int64), use_cache=False).logits[0]
 
@@ -63,7 +67,13 @@ def gradients(model: Any, logits: list[torch.Tensor]) -> dict[str, torch.Tensor]
     model.zero_grad()
     generator = torch.Generator().manual_seed(7)
     sum((part * torch.randn(part.shape, generator=generator, dtype=part.dtype)).sum() for part in logits).backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    if model.config.model_type in AS_PADDING:  # the media token and its twin are one
+        for gradient in found.values():
+            if gradient.ndim == 2 and len(gradient) == VOCAB:
+                gradient[TOKEN] += gradient[TWIN]
+                gradient[TWIN] = 0
+    return found
 
 
 def largest(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:

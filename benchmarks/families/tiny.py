@@ -10,8 +10,8 @@ from evenpack.models import ModelAdapter
 from evenpack.models.layout.items import items_by_rule, rows_needed
 
 VOCAB = 320
-#: Text ids lie below the media token.
-TEXT_IDS, TOKEN = 300, 301
+#: Text ids lie below the media token; `TWIN` is a text id of the same embedding.
+TEXT_IDS, TOKEN, TWIN = 300, 301, 310
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -287,6 +287,15 @@ FAMILIES: dict[str, tuple[str, Settings]] = {
             "vocabulary_map": {"<image>": TOKEN, **{f"IMGIMG{chr(65 + k)}Z": 50 + k for k in range(8)}},
         },
     ),
+    "lfm2_vl": (
+        "Lfm2Vl",
+        {
+            **text("lfm2", layer_types=["conv", "full_attention"]),
+            **vision("siglip2_vision_model", num_patches=64, vision_use_head=False),
+            **ID,
+            "projector_hidden_size": 32,
+        },
+    ),
     "exaone4_5": (
         "Exaone4_5_",
         {
@@ -430,6 +439,8 @@ def tiny_model(family: str, *, dtype: torch.dtype = torch.float64, seed: int = 0
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
+            if parameter.ndim == 2 and len(parameter) == VOCAB:
+                parameter[TWIN] = parameter[TOKEN]
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped kernel has no fp64
     return model
@@ -476,7 +487,7 @@ def media_values(
         sides_of = torch.from_numpy(rng.integers(1, sides + 1, (images, 2))) + torch.tensor([0, 1])
         values = SIZES.get(rule.field, _in_pixels)(sides_of, adapter)
         counts = {field.name: rows_needed(field, items_by_rule(values, rule, adapter), rule) or images for field in mine}
-    largest = [rule.free_size] * 2 if rule.rule == "rows" else _largest(values[rule.field])
+    largest = [rule.free_size] * 2 if rule.rule == "rows" else _largest(values[rule.field], rule.field)
     for field in mine:
         if field.name not in values:
             free = iter(largest)
@@ -548,10 +559,12 @@ SIZES: dict[str, Callable[[torch.Tensor, ModelAdapter], dict[str, torch.Tensor]]
 }
 
 
-def _largest(sizes: torch.Tensor) -> list[int]:
+def _largest(sizes: torch.Tensor, name: str) -> list[int]:
     """Return the free sizes of pixels that hold images of some sizes."""
     if sizes.ndim == 3:
         return [sizes.shape[1]]
+    if name == "spatial_shapes":
+        return [int(sizes.prod(dim=1).max())]
     return sizes.max(dim=0).values.tolist()
 
 
@@ -561,6 +574,9 @@ def _hide_padding(values: dict[str, torch.Tensor], sized_by: str) -> None:
     if sized_by == "image_sizes" and pixels is not None and pixels.ndim == 4 and len(pixels) == len(sizes):
         for image, (height, width) in zip(pixels, sizes.tolist(), strict=True):
             image[:, height:], image[:, :, width:] = 0, 0
+    if sized_by == "spatial_shapes" and pixels is not None:
+        mask = torch.arange(pixels.shape[1]) < sizes.prod(dim=1, keepdim=True)
+        values["pixel_values"], values["pixel_attention_mask"] = pixels * mask[..., None], mask.long()
 
 
 def _split(rng: np.random.Generator, counts: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from .boundaries import ROW_ARGUMENTS
 from .varlen import lengths_of
 
 #: Classes whose forward maps hidden states [1, T, D] to [1, T, D], so that it can be run per segment.
-_ISOLATABLE = re.compile(r"GatedDeltaNet$")
+_ISOLATABLE = re.compile(r"(GatedDeltaNet|ShortConv)$")
 #: Other layers that carry a state along the row, by name.
 _RECURRENT = re.compile(
     r"(Mixer|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|MambaLayer|Rglru|RecurrentBlock|RwkvSelfAttention"
@@ -86,5 +86,7 @@ def uses_varlen_kernels(model: nn.Module) -> bool:
 
 def has_varlen_kernels(module: nn.Module) -> bool:
     """Whether a Gated DeltaNet runs on kernels that take boundaries: on a GPU, with both packages installed."""
+    if type(module).__name__.endswith("ShortConv"):  # LFM2's convolution runs per segment everywhere
+        return False
     on_gpu = next((p.device.type for p in module.parameters()), "cpu") == "cuda"
     return on_gpu and all(importlib.util.find_spec(name) is not None for name in ("fla", "causal_conv1d"))

@@ -293,6 +293,8 @@ def _fuyu(config: Any) -> Media:
 
 
 _MASK, _HEARD = "pixel_attention_mask", "input_features_mask"
+#: VideoLLaMA 3 says for each image how many patches become one feature; its released processors merge squares of 2.
+_MERGES = Field(name="image_merge_sizes", dtype="int64", default=2, **_IMAGE)
 #: What samples of each family hold, by `config.model_type`.
 GENERIC: dict[str, Callable[[Any], Media]] = {
     "llava": _llava,
@@ -324,6 +326,7 @@ GENERIC: dict[str, Callable[[Any], Media]] = {
     "minimax_m3_vl": lambda c: grids((_row(c),), c.vision_config.spatial_merge_size),
     "kimi_k25": lambda c: grids((3, *_pair(c.vision_config.patch_size)), c.vision_config.merge_kernel_size[0]),
     "video_llama_3": lambda c: grids((_row(c),), 2, _MERGES),
+    "lfm2_vl": _lfm2_vl,
     "minicpmv4_6": _minicpmv,
     "fuyu": _fuyu,
     "qwen2_audio": lambda c: sound(*_heard(c, "max_source_positions"), mask="feature_attention_mask"),
@@ -335,10 +338,6 @@ GENERIC: dict[str, Callable[[Any], Media]] = {
         c, (c.vq_config.resolution // 2 ** (len(c.vq_config.channel_multiplier) - 1)) ** 2, side=c.vq_config.resolution
     ),
 }
-
-
-#: VideoLLaMA 3 says for each image how many patches become one feature; its released processors merge squares of 2.
-_MERGES = Field(name="image_merge_sizes", dtype="int64", default=2, **_IMAGE)
 
 
 def _row(config: Any, frames: int = 0) -> int:

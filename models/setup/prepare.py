@@ -24,7 +24,7 @@ _HONOURING: set[str] = {VARLEN_ATTENTION}
 
 #: Kinds of layers, as configs name them, whose attention is full or a window, or that carry a state (checked by itself).
 #: Others (chunks, indexers, compressed keys) pick what a token sees from the whole row.
-_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "moe", "sparse", "dense"})
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "conv", "moe", "sparse", "dense"})
 
 
 def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None) -> nn.Module:

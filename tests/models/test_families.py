@@ -9,7 +9,7 @@ from benchmarks.families.compare import WithoutCasts, differences, samples_for
 from benchmarks.families.tiny import FAMILIES, TOKEN, random_sample, tiny_config
 from evenpack.collate import pack_samples, prepare_sample
 from evenpack.collate.samples.truncate import truncate_sample
-from evenpack.core import Field, FieldSet, MediaMismatchError
+from evenpack.core import TYPE_CODES, Field, FieldSet, MediaMismatchError
 from evenpack.models import Family, ModelAdapter, adapter_for, dummy_sample, register_family
 from evenpack.models.adapter import TEXT_FIELDS, Anchors
 from evenpack.models.families.generic import GENERIC
@@ -37,11 +37,12 @@ def test_a_pack_equals_its_samples_alone(family):
 def test_samples_are_checked_against_their_own_rows(family):
     """A token less here and one more there would cancel in the pack, where a model only compares the sums."""
     adapter = ADAPTERS[family]
-    _, one, two, _ = samples_for(adapter)
-    at = int((one["mm_token_type_ids"] == 1).nonzero()[0])
+    _, one, two, *_ = samples_for(adapter)
+    (modality,) = adapter.media_tokens
+    at = int((one["mm_token_type_ids"] > 0).nonzero()[0])
     keep = torch.arange(len(one["input_ids"])) != at
     short = {**one, "input_ids": one["input_ids"][keep], "mm_token_type_ids": one["mm_token_type_ids"][keep]}
-    more = torch.tensor([TOKEN]), torch.tensor([1])
+    more = torch.tensor([TOKEN]), torch.tensor([TYPE_CODES[modality]])
     long = {
         **two,
         "input_ids": torch.cat((two["input_ids"], more[0])),
@@ -49,7 +50,7 @@ def test_samples_are_checked_against_their_own_rows(family):
     }
     for pair, wrong in (([short, long], "first"), ([two, long], "second")):
         named = [{**raw, "sample_id": name} for raw, name in zip(pair, ("first", "second"), strict=True)]
-        with pytest.raises(MediaMismatchError, match=rf"'{wrong}'.*image tokens in"):
+        with pytest.raises(MediaMismatchError, match=rf"'{wrong}'.*{modality} tokens in"):
             pack_samples(named, adapter=adapter)
     with pytest.raises(MediaMismatchError, match="mm_token_type_ids of 0 say so"):  # its image got lost
         prepare_sample({"input_ids": one["input_ids"]}, adapter=adapter)
@@ -69,9 +70,10 @@ def test_truncation_leaves_whole_items(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dummies_are_legal_samples(family):
     adapter = ADAPTERS[family]
-    dummy = dummy_sample("image", adapter)
+    (modality,) = adapter.media_tokens
+    dummy = dummy_sample(modality, adapter)
     again = prepare_sample({**dummy.values, "mm_token_type_ids": dummy.layout.type_ids()}, adapter=adapter)
-    assert again.layout.runs.tolist() == dummy.layout.runs.tolist() and again.grids("image") == dummy.grids("image")
+    assert again.layout.runs.tolist() == dummy.layout.runs.tolist() and again.grids(modality) == dummy.grids(modality)
     assert float(dummy.tensor(next(f.name for f in adapter.fields if adapter.is_pixels(f))).min()) > 0
 
 
