@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from evenpack.collate import pack_samples
 from evenpack.models import ModelAdapter, adapter_for, dummy_sample, prepare_model
 
-from .tiny import TOKEN, TWIN, VOCAB, random_sample, tiny_model
+from .tiny import TOKEN, TWIN, VOCAB, random_sample, tiny_model, with_prefix
 
 
 class WithoutCasts(TorchFunctionMode):
@@ -31,7 +31,7 @@ class WithoutCasts(TorchFunctionMode):
 #: Models that go by ids alone wherever they place features: text that spells the media token is refused by name.
 BY_IDS = ("qwen2_audio",)
 #: Models that read a spelled media token as padding, and whose packs read it as text.
-AS_PADDING = ("gemma3n", "gemma4")
+AS_PADDING = ("gemma3", "gemma3n", "gemma4")
 
 
 def samples_for(adapter: ModelAdapter, seed: int = 0) -> list[dict[str, Any]]:
@@ -39,7 +39,10 @@ def samples_for(adapter: ModelAdapter, seed: int = 0) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     raws = [random_sample(rng, adapter, images) for images in (0, 1, 2)]
     ids = torch.tensor([5, TOKEN, TOKEN, 6, 7])
-    return raws if adapter.name in BY_IDS else [*raws, {"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)}]
+    spelled = {"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)}
+    if "token_type_ids" in adapter.fields:
+        spelled = with_prefix(spelled)
+    return raws if adapter.name in BY_IDS else [*raws, spelled]
 
 
 def alone(model: Any, raw: dict[str, Any]) -> torch.Tensor:
@@ -48,7 +51,8 @@ def alone(model: Any, raw: dict[str, Any]) -> torch.Tensor:
     ids, types = raw["input_ids"], raw["mm_token_type_ids"]
     if model.config.model_type in AS_PADDING:
         ids = torch.where((types == 0) & (ids == TOKEN), TWIN, ids)
-    given = {**raw, "input_ids": ids, "token_type_ids": types}
+    given = {"token_type_ids": types, **raw, "input_ids": ids}
+    given.pop("labels", None)
     given = {name: value[None] if value.shape == ids.shape else value for name, value in given.items() if name in taken}
     return model(**given, attention_mask=torch.ones(1, len(ids), dtype=torch.int64), use_cache=False).logits[0]
 

@@ -208,6 +208,8 @@ FAMILIES: dict[str, tuple[str, Settings]] = {
             "projector_patch_to_query_dict": {16: 4},
         },
     ),
+    "gemma3": ("Gemma3", {**text("gemma3_text", **GQA, query_pre_attn_scalar=8), **SIGLIP, **ID, "mm_tokens_per_image": 4}),
+    "paligemma": ("PaliGemma", {**text("gemma"), **SIGLIP, **ID, "projection_dim": 32}),
     "gemma4": (
         "Gemma4",
         {
@@ -415,6 +417,12 @@ FAMILIES: dict[str, tuple[str, Settings]] = {
 }
 
 
+FAMILIES["gemma4 (image blocks)"] = (
+    "Gemma4",
+    {**FAMILIES["gemma4"][1], "text_config": {**FAMILIES["gemma4"][1]["text_config"], "use_bidirectional_attention": "vision"}},
+)
+
+
 def tiny_config(family: str) -> Any:
     """Return the config of a family's tiny model."""
     settings = FAMILIES[family][1]
@@ -463,7 +471,15 @@ def random_sample(rng: np.random.Generator, adapter: ModelAdapter, images: int, 
         more = words(rng, int(rng.integers(1, 4)))
         ids += [token] * length + more
         types += [code] * length + [0] * len(more)
-    return {"input_ids": torch.tensor(ids), "mm_token_type_ids": torch.tensor(types), **values}
+    raw = {"input_ids": torch.tensor(ids), "mm_token_type_ids": torch.tensor(types), **values}
+    return with_prefix(raw) if "token_type_ids" in adapter.fields else raw
+
+
+def with_prefix(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a sample with its last two tokens as suffix: only they are trained, and all others see each other."""
+    ids = raw["input_ids"]
+    is_suffix = torch.arange(len(ids)) >= len(ids) - 2
+    return {**raw, "token_type_ids": is_suffix.long(), "labels": torch.where(is_suffix, ids, -100)}
 
 
 def words(rng: np.random.Generator, count: int) -> list[int]:

@@ -4,7 +4,7 @@ A sample of such a family needs no position rule. It needs the rows that its pro
 a row, and where rows lie in a tensor. `GENERIC` says that, one line a family: the line's function takes the family's config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -33,12 +33,14 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
         anchors: how many tokens anchor them; None for families whose processor gives grids.
         merge_size: side of the square of patches that becomes one feature.
         modality: what the fields hold.
+        attention: attributes of the adapter that say which tokens see each other both ways.
     """
 
     fields: tuple[Field, ...]
     anchors: Anchors | None = None
     merge_size: int = 1
     modality: Literal["image", "audio"] = "image"
+    attention: Mapping[str, Any] = {}
 
 
 def generic_adapter(config: Any) -> ModelAdapter:
@@ -64,6 +66,7 @@ def generic_adapter(config: Any) -> ModelAdapter:
         trained_modalities=(media.modality,),
         dummy_grids={media.modality: (1, media.merge_size, media.merge_size)},
         pad_token_id=int(_first(config, "text_config.pad_token_id", "pad_token_id") or 0),
+        **media.attention,
     )
 
 
@@ -199,7 +202,21 @@ def _gemma4(config: Any) -> Media:
     places = tuple((x, y) for y in range(merge) for x in range(merge))
     smallest = {"image_position_ids": (places,)}
     anchors = Anchors(rule="sizes", field="image_position_ids", free_size=merge**2, smallest=smallest)
-    return Media(fields=fields, anchors=anchors, merge_size=merge)
+    vision = getattr(config.text_config, "use_bidirectional_attention", None) == "vision"
+    attention = {"bidirectional": "image", "bidirectional_layers": "sliding"} if vision else {}
+    return Media(fields=fields, anchors=anchors, merge_size=merge, attention=attention)
+
+
+def _gemma3(config: Any) -> Media:
+    """Images of one size, pooled; the tokens of an image see each other."""
+    return msgspec.structs.replace(tiles(config, config.mm_tokens_per_image), attention={"bidirectional": "image"})
+
+
+def _paligemma(config: Any) -> Media:
+    """Images of one size before the text; the prefix, which `token_type_ids` of 0 mark, sees itself both ways."""
+    media = tiles(config, _patches(config))
+    prefix = Field(name="token_type_ids", kind="token", dtype="int64", pad=1)
+    return msgspec.structs.replace(media, fields=(*media.fields, prefix), attention={"bidirectional": "prefix"})
 
 
 def _minicpmv(config: Any) -> Media:
@@ -319,7 +336,9 @@ GENERIC: dict[str, Callable[[Any], Media]] = {
     "janus": lambda c: tiles(c, _patches(c)),
     "ovis2": lambda c: tiles(c, _patches(c, 1 / c.vision_config.hidden_stride)),
     "aria": lambda c: tiles(c, c.projector_patch_to_query_dict[_patches(c)], mask="pixel_mask"),
+    "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "paligemma": _paligemma,
     "exaone4_5": lambda c: grids((_row(c),), c.vision_config.spatial_merge_size),
     "hyperclovax_vision_v2": lambda c: grids((_row(c),), c.vision_config.spatial_merge_size),
     "muse_glimmer": lambda c: grids((_row(c, c.vision_config.patch_temporal),), c.vision_config.merge_size),

@@ -1,15 +1,17 @@
 """Families with ordinary positions: packs equal samples alone, and samples that do not add up are refused."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.families.compare import WithoutCasts, differences, samples_for
-from benchmarks.families.tiny import FAMILIES, TOKEN, random_sample, tiny_config
+from benchmarks.families.tiny import FAMILIES, random_sample, tiny_config
 from evenpack.collate import pack_samples, prepare_sample
 from evenpack.collate.samples.truncate import truncate_sample
-from evenpack.core import TYPE_CODES, Field, FieldSet, MediaMismatchError
+from evenpack.core import Field, FieldSet, MediaMismatchError
 from evenpack.models import Family, ModelAdapter, adapter_for, dummy_sample, register_family
 from evenpack.models.adapter import TEXT_FIELDS, Anchors
 from evenpack.models.families.generic import GENERIC
@@ -40,14 +42,14 @@ def test_samples_are_checked_against_their_own_rows(family):
     _, one, two, *_ = samples_for(adapter)
     (modality,) = adapter.media_tokens
     at = int((one["mm_token_type_ids"] > 0).nonzero()[0])
-    keep = torch.arange(len(one["input_ids"])) != at
-    short = {**one, "input_ids": one["input_ids"][keep], "mm_token_type_ids": one["mm_token_type_ids"][keep]}
-    more = torch.tensor([TOKEN]), torch.tensor([TYPE_CODES[modality]])
-    long = {
-        **two,
-        "input_ids": torch.cat((two["input_ids"], more[0])),
-        "mm_token_type_ids": torch.cat((two["mm_token_type_ids"], more[1])),
-    }
+
+    def edited(raw: dict[str, Any], places: list[int]) -> dict[str, Any]:
+        length = len(raw["input_ids"])
+        return {name: value[places] if value.shape == (length,) else value for name, value in raw.items()}
+
+    short = edited(one, [place for place in range(len(one["input_ids"])) if place != at])
+    again = int((two["mm_token_type_ids"] > 0).nonzero()[0])
+    long = edited(two, sorted([*range(len(two["input_ids"])), again]))
     for pair, wrong in (([short, long], "first"), ([two, long], "second")):
         named = [{**raw, "sample_id": name} for raw, name in zip(pair, ("first", "second"), strict=True)]
         with pytest.raises(MediaMismatchError, match=rf"'{wrong}'.*{modality} tokens in"):
