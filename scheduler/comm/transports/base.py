@@ -88,7 +88,7 @@ class GroupTransport:
     def __init__(self, group: Any, timeout: float, *, pin: bool = False) -> None:
         self.rank: int = group.rank()
         self.num_ranks: int = group.size()
-        self._group = group
+        self._group: Any = group
         self._timeout = timeout
         self._aborted = False
         self._sent = BufferPool(pin=pin, most=1)
