@@ -6,11 +6,14 @@ if __name__ != "evenpack.scheduler":
     raise ImportError("import this folder as evenpack.scheduler: under its bare name a second copy of every class would appear")
 
 from .comm.groups import ProcessGroups
+from .comm.transports import Transport
 from .config import SchedulerConfig
 from .cost.model import CostModel
 from .offline import OfflineConfig, OfflineIndex
 from .plan import PlanConfig, SampleTable, StepPlan, plan_step
+from .plan.fixed import plan_fixed
 from .scheduler import PackingScheduler
+from .sources import Source
 from .stats import StepStats
 from .step import PackedStep
 from .telemetry import advice, run_log
@@ -33,10 +36,13 @@ __all__ = [
     "RunLog",
     "SampleTable",
     "SchedulerConfig",
+    "Source",
     "StepCallback",
     "StepPlan",
     "StepStats",
     "Summary",
+    "Transport",
+    "plan_fixed",
     "plan_step",
     "read_run",
 ]

@@ -16,7 +16,7 @@ import torch
 from ..core import Field
 from ..models import ModelAdapter
 from ..models.attention.blocks import check_cp
-from .comm.channel import open_channel
+from .comm.channel import OpenTransport, open_channel
 from .comm.groups import ProcessGroups
 from .comm.transports import TransportError
 from .config import SchedulerConfig
@@ -64,6 +64,8 @@ class PackingScheduler(Iterator[PackedStep]):
         cost: cost of a sample; default: that of a typical model of 7 billion parameters.
         fields: further fields of the samples.
         planner: a function with `plan_step`'s signature.
+        transport: opens a `Transport` for gather and exchange, called as `transport(groups, timeout)` on every rank at once;
+            default: what `config.transport` says.
         count_items: `samples_per_step` counts items of the source, however many samples each of them holds.
         callbacks: each is called with every step as it is handed out: see `StepCallback`.
 
@@ -92,6 +94,7 @@ class PackingScheduler(Iterator[PackedStep]):
         cost: SampleCost | None = None,
         fields: Iterable[Field] = (),
         planner: Planner = plan_step,
+        transport: OpenTransport | None = None,
         count_items: bool = False,
         callbacks: Iterable[StepCallback] = (),
     ) -> None:
@@ -119,7 +122,7 @@ class PackingScheduler(Iterator[PackedStep]):
         self._source = as_source(source)
         self._original = source
         self._count_items = count_items
-        self._channel = open_channel(groups, config)
+        self._channel = open_channel(groups, config, open_transport=transport)
         self._describer = Describer(adapter=adapter, cost=cost, config=config, cp_size=groups.cp_size, rank=groups.rank)
         self._executor = MainThreadExecutor() if config.prefetch and self._channel.gathers_on_device else None
         try:

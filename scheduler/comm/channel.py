@@ -4,7 +4,7 @@ import itertools
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,16 +12,32 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ...core import FieldMismatchError
 from ..config import SchedulerConfig
 from .groups import ProcessGroups
 from .liveness import CLOSED, Heartbeat
-from .transports import DeviceTransport, HostTransport, MemoryHub, Transport, TransportError, fixed_peers, open_gloo, open_nccl
+from .transports import (
+    DeviceTransport,
+    HostTransport,
+    MemoryHub,
+    Transport,
+    TransportError,
+    fixed_peers,
+    gather_bytes,
+    open_gloo,
+    open_nccl,
+)
 from .transports.threads import Simulation
+
+#: Opens a transport over the data-parallel group, whose collectives give up after so many seconds; every rank calls it.
+OpenTransport = Callable[[ProcessGroups, float], Transport]
 
 #: Number of the next scheduler over each group.
 _NUMBERS: dict[str, Iterator[int]] = {}
 #: Ranks that one rank exchanges blocks with over the device transport, unless asked otherwise.
 MAX_PEERS = 8
+#: What a transport must have.
+_METHODS = ("rank", "num_ranks", "gather", "alloc_send_buffers", "exchange", "buffer_bytes", "abort", "close")
 #: A collective may take this share of `timeout`; the rest is for finding out who is missing.
 _PATIENCE = 0.6
 
@@ -68,7 +84,9 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
             transport.close()
 
 
-def open_channel(groups: ProcessGroups, config: SchedulerConfig, max_peers: int = MAX_PEERS) -> Channel:
+def open_channel(
+    groups: ProcessGroups, config: SchedulerConfig, max_peers: int = MAX_PEERS, open_transport: OpenTransport | None = None
+) -> Channel:
     """Build what one scheduler needs to talk to its peers; collective over the data-parallel group.
 
     Every scheduler has groups of its own: two of them (training, evaluation), each with a worker thread, would otherwise mix
@@ -78,9 +96,13 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig, max_peers: int 
         groups: process groups.
         config: settings; `transport` and `timeout` are applied here.
         max_peers: ranks that one rank exchanges blocks with over the device transport.
+        open_transport: opens the transport of gather and exchange, in place of those that `config.transport` chooses from;
+            a single rank needs none.
 
     Raises:
         PeerLostError: ranks that open none.
+        FieldMismatchError: ranks that open different transports.
+        TypeError: what was opened lacks a method.
     """
     patience, rank, num_ranks = config.timeout * _PATIENCE, groups.rank, groups.num_ranks
     if groups.dp is None or num_ranks == 1:
@@ -112,6 +134,10 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig, max_peers: int 
     heartbeat, started = _heartbeat(groups, config, store, name), time.monotonic()
     try:
         control = host("control")  # what it carries is small
+        _check_same(control, open_transport)
+        if open_transport is not None:
+            own = _checked(open_transport(groups, patience), groups)
+            return _channel(own, own, control, heartbeat)
         gathers: Transport | None = device() if on_device else None
         blocks = gathers if config.transport == "device" else None
         blocks = blocks or host("steps", share=config.transport != "network")
@@ -126,6 +152,30 @@ def open_channel(groups: ProcessGroups, config: SchedulerConfig, max_peers: int 
         if lost is not None:
             raise lost from error
         raise
+
+
+def _check_same(control: Transport, open_transport: OpenTransport | None) -> None:
+    """Raise `FieldMismatchError` unless all ranks open transports of one name: others would wait for each other."""
+    name = "" if open_transport is None else getattr(open_transport, "__qualname__", type(open_transport).__qualname__)
+    names = [data.decode() for data in gather_bytes(control, name.encode())]
+    for rank, other in enumerate(names):
+        if other != names[0]:
+            raise FieldMismatchError(
+                f"rank {rank} opens the transport {other!r}, rank 0 {names[0]!r} ('': the scheduler's own)"
+            )
+
+
+def _checked(transport: Any, groups: ProcessGroups) -> Transport:
+    """Return a transport from outside, or raise `TypeError` where it is none."""
+    lacking = [name for name in _METHODS if not hasattr(transport, name)]
+    if lacking:
+        raise TypeError(f"a transport needs {', '.join(lacking)}: see evenpack.scheduler.Transport; got {transport!r}")
+    if (transport.rank, transport.num_ranks) != (groups.rank, groups.num_ranks):
+        where = f"rank {transport.rank} of {transport.num_ranks}"
+        raise TypeError(
+            f"the transport is {where}, the data-parallel group has this one as {groups.rank} of {groups.num_ranks}"
+        )
+    return transport  # type: ignore[no-any-return]
 
 
 def _heartbeat(groups: ProcessGroups, config: SchedulerConfig, store: Any = None, name: str = "") -> Heartbeat:
