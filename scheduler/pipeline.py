@@ -56,7 +56,7 @@ class Pipeline:
         planner: a function with `plan_step`'s signature.
         costs: cost models, of which another may be due with any step.
         context: what all steps share.
-        executor: runs collectives on the training thread; None if they may run on this one.
+        executor: runs collectives on the training thread; None if the gather may run on this one.
 
     Attributes:
         reader: as given.
@@ -178,22 +178,23 @@ class Pipeline:
             dtypes=self._describer.dtypes,
             free_fields=tuple(self._describer.free_fields),
         )
-        return self._run(lambda: self._gatherer(state), on_device=self._channel.gathers_on_device, is_gather=True)
+        return self._run(lambda: self._gatherer(state), self._executor, is_gather=True)
 
     def _exchange(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
-        on_device = bool(self._channel.exchanges_on_device and plan.moved_bytes)
+        executor = self._executor
+        if executor is not None and not (plan.moved_bytes and self._channel.exchanges_on_device):
+            executor = None
         try:
-            return self._run(lambda: self._exchanger(table, plan, mine), on_device=on_device)
+            return self._run(lambda: self._exchanger(table, plan, mine), executor)
         except CorruptBlockError as error:
             with contextlib.suppress(EvenpackError, TransportError):
                 self._gather([], error)  # tells the other ranks, which are a step ahead, why this one stops
             raise
 
-    def _run(self, operation: Callable[[], T], *, on_device: bool, is_gather: bool = False) -> T:
+    @staticmethod
+    def _run(operation: Callable[[], T], executor: MainThreadExecutor | None, *, is_gather: bool = False) -> T:
         """Run a collective, on the training thread where NCCL needs it there."""
-        if self._executor is None or not on_device:
-            return operation()
-        return self._executor.run(operation, is_gather=is_gather)
+        return operation() if executor is None else executor.run(operation, is_gather=is_gather)
 
     def _change_cost(self) -> None:
         """Plan the step that begins, and those after it, with the cost model that is due."""

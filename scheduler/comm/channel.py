@@ -160,9 +160,8 @@ def _check_same(control: Transport, open_transport: OpenTransport | None) -> Non
     names = [data.decode() for data in gather_bytes(control, name.encode())]
     for rank, other in enumerate(names):
         if other != names[0]:
-            raise FieldMismatchError(
-                f"rank {rank} opens the transport {other!r}, rank 0 {names[0]!r} ('': the scheduler's own)"
-            )
+            own = "('': what the settings say)"
+            raise FieldMismatchError(f"transport is {names[0]!r} on rank 0 and {other!r} on rank {rank} {own}")
 
 
 def _checked(transport: Any, groups: ProcessGroups) -> Transport:
@@ -171,10 +170,8 @@ def _checked(transport: Any, groups: ProcessGroups) -> Transport:
     if lacking:
         raise TypeError(f"a transport needs {', '.join(lacking)}: see evenpack.scheduler.Transport; got {transport!r}")
     if (transport.rank, transport.num_ranks) != (groups.rank, groups.num_ranks):
-        where = f"rank {transport.rank} of {transport.num_ranks}"
-        raise TypeError(
-            f"the transport is {where}, the data-parallel group has this one as {groups.rank} of {groups.num_ranks}"
-        )
+        where, here = f"rank {transport.rank} of {transport.num_ranks}", f"rank {groups.rank} of {groups.num_ranks}"
+        raise TypeError(f"the transport says {where}, the data-parallel group {here}")
     return transport  # type: ignore[no-any-return]
 
 

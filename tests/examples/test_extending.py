@@ -45,7 +45,7 @@ def test_solver():
     assert sorted(name for steps in by_rank for found, _ in steps for name in found) == list(range(8))
     table = SampleTable.from_lengths(np.random.default_rng(0).integers(1, 500, 400), home=np.arange(400) % 8)
     settings = {"num_ranks": 8, "config": PlanConfig(max_tokens=4096)}
-    assert 1 <= heaviest_first(table, **settings).value / plan_step(table, **settings).value < 1.05
+    assert 0.98 < heaviest_first(table, **settings).value / plan_step(table, **settings).value < 1.05  # it stops at 1 %
 
 
 def test_transport():
