@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 IMAGES = Path(__file__).parents[1] / "images"
-NAMES = ("pack", "step", "sync_points", "movement")
+NAMES = ("pack", "step", "sync_points", "movement", "flow")
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ DRAWINGS = Path(__file__).parents[2] / "docs" / "drawings"
 sys.path.insert(0, str(DRAWINGS))
 
 
-@pytest.mark.parametrize("name", ["pack", "step", "sync_points", "movement"])
+@pytest.mark.parametrize("name", ["pack", "step", "sync_points", "movement", "flow"])
 def test_same_bytes_on_a_white_page(name):
     module = importlib.import_module(name)
     drawn = module.draw().svg()
@@ -26,7 +26,7 @@ def test_same_bytes_on_a_white_page(name):
 def test_letters_are_legible_on_a_phone():
     from canvas import WIDTH
 
-    for name in ("pack", "step", "sync_points", "movement"):
+    for name in ("pack", "step", "sync_points", "movement", "flow"):
         sizes = [text.get_fontsize() for text in importlib.import_module(name).draw().axes.texts if text.get_text()]
         assert min(sizes) * 360 / WIDTH >= 7.5, name
 
@@ -50,3 +50,15 @@ def test_a_looser_tolerance_moves_less():
     for tolerance, plan in zip(TOLERANCES, found, strict=True):
         assert plan.imbalance <= (1 + tolerance) * 1.001
         assert plan.moved_bytes == int(table.nbytes[np.flatnonzero(plan.rank != table.home)].sum())
+
+
+def test_the_flow_is_that_of_the_imports(monkeypatch):
+    import flow
+
+    found = flow.imports()
+    assert found["stages.collect"] == {"scheduler.sources"}
+    assert found["stages.select"] == set()
+    assert {"collate", "models"} <= found["stages.describe"] & found["step"]
+    monkeypatch.setattr(flow, "HELPERS", {})
+    with pytest.raises(ValueError, match=r"scheduler/stages holds .*stages.blocks"):
+        flow.imports()
