@@ -10,9 +10,8 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,37 @@ _TOKEN_BYTES = 16
 _APART = 1 << 40
 
 
-class Arena:
+class _SharedFile:
+    """An arena as its owner and its readers hold it.
+
+    Args:
+        fd: file descriptor of the memory.
+
+    Attributes:
+        fd: the same, -1 once closed.
+        done: int64 `[NUM_SECTIONS, num_ranks]`, number of the last turn whose bytes each rank needs no more; written by the
+            readers.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._closing = weakref.finalize(self, os.close, fd)  # also if the owner goes unclosed
+        self._closing.atexit = False  # a fork that has closed it already would complain
+        self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
+
+    def close(self) -> None:
+        """Give the file descriptor back; the memory goes with its last reader."""
+        self._closing()
+        self.fd = -1
+
+    def _map_header(self, num_ranks: int) -> np.ndarray:
+        """Return the token's bytes, and set `done`."""
+        head = _mapped(self.fd, 0, header_bytes(num_ranks))
+        self.done: np.ndarray = head[_TOKEN_BYTES:].view(np.int64).reshape(NUM_SECTIONS, num_ranks)
+        return head[:_TOKEN_BYTES]
+
+
+class Arena(_SharedFile):
     """A rank's own arena.
 
     Args:
@@ -31,9 +60,6 @@ class Arena:
 
     Attributes:
         token: 16 random bytes, by which a reader knows that it has opened the right memory.
-        fd: its file descriptor, -1 once closed.
-        done: int64 `[NUM_SECTIONS, num_ranks]`, number of the last turn whose bytes each rank needs no more; written by the
-            readers.
 
     Raises:
         OSError: the kernel has no anonymous files, or no memory.
@@ -42,16 +68,12 @@ class Arena:
     def __init__(self, num_ranks: int) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no anonymous files")
-        self.fd = os.memfd_create("evenpack")
-        self._closing = _closing(self, self.fd)
+        super().__init__(os.memfd_create("evenpack"))
         self.token = os.urandom(_TOKEN_BYTES)
         os.posix_fallocate(self.fd, 0, header_bytes(num_ranks))
         for section in range(NUM_SECTIONS):  # a limit on the size of files shows itself now
             os.posix_fallocate(self.fd, _start(section), 1)
-        head = _mapped(self.fd, 0, header_bytes(num_ranks))
-        head[:_TOKEN_BYTES] = np.frombuffer(self.token, np.uint8)
-        self.done = _counters(head, num_ranks)
-        self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
+        self._map_header(num_ranks)[:] = np.frombuffer(self.token, np.uint8)
 
     @property
     def nbytes(self) -> int:
@@ -72,13 +94,8 @@ class Arena:
                 self._data[section] = _mapped(self.fd, _start(section), room)
         return self._data[section][:size]
 
-    def close(self) -> None:
-        """Give the file descriptor back; the memory goes with its last reader."""
-        self._closing()
-        self.fd = -1
 
-
-class PeerArena:
+class PeerArena(_SharedFile):
     """The arena of another rank of the node.
 
     Args:
@@ -86,9 +103,6 @@ class PeerArena:
         fd: the arena's file descriptor there.
         token: its token.
         num_ranks: as it was made with.
-
-    Attributes:
-        done: as of `Arena`.
 
     Raises:
         OSError: it cannot be opened from here, or it is something else.
@@ -99,15 +113,11 @@ class PeerArena:
         # Looked at first: to open whatever another process has under that number might block, or do something.
         if "memfd:evenpack" not in os.readlink(path):
             raise OSError(f"{path} is no arena")
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._closing = _closing(self, self._fd)
-        if os.fstat(self._fd).st_size < header_bytes(num_ranks):
+        super().__init__(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        if os.fstat(self.fd).st_size < header_bytes(num_ranks):
             raise OSError(f"{path} is too small")
-        head = _mapped(self._fd, 0, header_bytes(num_ranks))
-        if head[:_TOKEN_BYTES].tobytes() != token:
+        if self._map_header(num_ranks).tobytes() != token:
             raise OSError(f"{path} is the arena of another scheduler")
-        self.done = _counters(head, num_ranks)
-        self._data = [np.empty(0, np.uint8)] * NUM_SECTIONS
 
     def read(self, section: int, start: int, size: int) -> np.ndarray:
         """Return uint8 `[size]` of a section from `start`, a view of the owner's memory.
@@ -118,13 +128,9 @@ class PeerArena:
         end = start + size
         if self._data[section].size < end:
             with _needed(end):
-                room = min(end + end // 8, os.fstat(self._fd).st_size - _start(section))
-                self._data[section] = _mapped(self._fd, _start(section), room)
+                room = min(end + end // 8, os.fstat(self.fd).st_size - _start(section))
+                self._data[section] = _mapped(self.fd, _start(section), room)
         return self._data[section][start:end]
-
-    def close(self) -> None:
-        """Give the file descriptor back."""
-        self._closing()
 
 
 def header_bytes(num_ranks: int) -> int:
@@ -135,17 +141,6 @@ def header_bytes(num_ranks: int) -> int:
         336
     """
     return _TOKEN_BYTES + 8 * NUM_SECTIONS * num_ranks
-
-
-def _closing(owner: object, fd: int) -> Callable[[], object]:
-    """Return what closes a descriptor, once; it is called, too, when its owner goes unclosed."""
-    closing = weakref.finalize(owner, os.close, fd)
-    closing.atexit = False  # a fork that has closed it already would complain
-    return closing
-
-
-def _counters(head: np.ndarray, num_ranks: int) -> np.ndarray[Any, Any]:
-    return head[_TOKEN_BYTES:].view(np.int64).reshape(NUM_SECTIONS, num_ranks)
 
 
 def _start(section: int) -> int:
