@@ -6,10 +6,14 @@ All figures are floating-point operations of forward and backward. A matrix of P
 feeds runs forward only; frozen weights that a gradient passes through save the gradient of weights.
 """
 
+import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import torch
+from torch import nn
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = 1, 1, 1
 _TRAINED = FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT
@@ -47,7 +51,7 @@ def coefficients_from_config(
     tp_size: int = 1,
     cp_size: int = 1,
 ) -> CostCoefficients:
-    """Read the coefficients off a Hugging Face configuration, by its attributes rather than by its name.
+    """Read the coefficients off a Hugging Face configuration, and off the model that it describes, rather than by its name.
 
     Args:
         hf_config: a text model's or a vision-language model's configuration.
@@ -84,7 +88,8 @@ def _coefficients(
     text = getattr(holder, "text_config", None) or holder
     vision = getattr(holder, "vision_config", None)
     weights = 2.0 * (_TRAINED - WEIGHT_GRADIENT if lora else _TRAINED)
-    linear, full_width, window_width = _decoder(text)
+    full_width, window_width = _attention_widths(text)
+    linear = _weights(text)
     share = 1.0 / (tp_size * cp_size)
     fields: dict[str, Any] = {
         "decoder_linear": weights * linear * share + 2.0 * _TRAINED * _recurrent_state(text) * share,
@@ -107,8 +112,6 @@ def _coefficients(
     return CostCoefficients(**fields)
 
 
-#: Names of the width of a feed-forward part of two matrices, in configurations of older models.
-_INNER = ("n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff")
 _WITHOUT = "Leave cost out: the planner then takes that of a typical model"
 
 
@@ -130,33 +133,100 @@ def _heads(text: Any) -> tuple[int, int, int]:
 
 
 def _layer_types(text: Any) -> list[str]:
-    layers = _get(text, "num_hidden_layers", "decoder_layers")
     types = getattr(text, "layer_types", None)
-    return list(types) if types else ["full_attention"] * layers
+    return list(types) if types else ["full_attention"] * _layers(text)
 
 
-def _decoder(text: Any) -> tuple[float, int, int]:
-    """Active weights per token (layers and head), summed widths of layers with full and with windowed attention."""
-    weights, full, windowed = 0.0, 0, 0
+def _layers(text: Any) -> int:
+    return int(_get(text, "num_hidden_layers", "decoder_layers"))
+
+
+#: Beginnings of the types of layers whose state does not grow with the length.
+_RECURRENT = ("linear", "conv", "mamba", "recurrent")
+#: Parts of names of weights that a text token does not meet: towers, attention to an encoder, heads for later tokens.
+_NOT_TEXT = re.compile(r"vision|visual|image|audio|encoder_attn|crossattention|mtp")
+_ROUTED = re.compile(r"(^|\.)(?!\w*shared)\w*experts\.(\d+\.)?")
+
+
+def _attention_widths(text: Any) -> tuple[int, int]:
+    """Summed widths of the layers with full and with windowed attention."""
+    full, windowed = 0, 0
     for layer, kind in enumerate(_layer_types(text)):
-        own = _layer_config(text, layer)
-        weights += _feed_forward(own, layer)
-        if kind == "linear_attention":
-            weights += _recurrent_weights(text)
+        if kind.startswith(_RECURRENT):
             continue
-        heads, groups, size = _heads(own)
-        gate = heads * size if getattr(text, "attn_output_gate", False) or hasattr(text, "linear_num_value_heads") else 0
-        weights += own.hidden_size * (2 * heads * size + 2 * groups * size + gate)
+        # Layers may differ in size (Gemma 4).
+        heads, _, size = _heads(text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text)
         if kind in ("sliding_attention", "chunked_attention"):
             windowed += heads * size
         else:
             full += heads * size
-    return weights + float(_get(text, "hidden_size") * _get(text, "vocab_size")), full, windowed
+    return full, windowed
 
 
-def _layer_config(text: Any, layer: int) -> Any:
-    """Return the configuration of one layer: the decoder's, except where layers differ in size (Gemma 4)."""
-    return text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
+def _weights(text: Any) -> float:
+    """Weights that a token is multiplied with: of all layers, the experts that it visits, and the head.
+
+    They are counted in the model that transformers builds of the configuration, without memory for its weights. Where it has
+    no such model (or cannot build it so), they follow from the attributes that decoders of today share.
+    """
+    try:
+        return _counted_weights(text)
+    except Exception:  # whatever the code of a model raises
+        return _described_weights(text)
+
+
+def _counted_weights(text: Any) -> float:
+    """Build the model on the meta device, and count its matrices; embedding tables are looked up, not multiplied."""
+    import transformers
+
+    is_decoder = type(text) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    auto = transformers.AutoModelForCausalLM if is_decoder else transformers.AutoModel
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = auto.from_config(copy.deepcopy(text), attn_implementation="eager")
+    if not is_decoder and model.config.is_encoder_decoder:
+        raise ValueError("an encoder beside the decoder")
+    total = 0.0 if is_decoder else float(text.hidden_size * text.vocab_size)
+    stacks = {name: part for name, part in model.named_modules() if name.endswith("layers") and isinstance(part, nn.ModuleList)}
+    built = sum(map(len, stacks.values()))
+    # A model that goes through its layers several times has fewer than it says.
+    rounds = max(1, _layers(text) // built) if built else 1
+    for path, part in model.named_modules():
+        if isinstance(part, nn.Embedding) or "Embedding" in type(part).__name__ or _NOT_TEXT.search(path):
+            continue
+        for name, weight in part.named_parameters(recurse=False):
+            if weight.ndim >= 2:
+                in_stack = any(path.startswith(f"{stack}.") for stack in stacks)
+                total += weight.numel() * _share_visited(text, model, f"{path}.{name}", weight) * (rounds if in_stack else 1)
+    return total
+
+
+def _share_visited(text: Any, model: nn.Module, name: str, weight: torch.Tensor) -> float:
+    """Share of a weight that one token meets: of stacked or listed experts those that it visits, else all."""
+    routed = _ROUTED.search(name)
+    if routed and routed[2]:
+        experts = len(model.get_submodule(name[: routed.start(2) - 1]))
+    elif weight.ndim == 3 and weight.shape[0] in {value for key, value in vars(text).items() if "experts" in key}:
+        experts = weight.shape[0]
+    else:
+        return 1.0
+    visited = _get(
+        text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk", "top_k_experts"
+    )
+    return float(visited[0] if isinstance(visited, list | tuple) else visited) / experts
+
+
+def _described_weights(text: Any) -> float:
+    """Weights that a token is multiplied with, by the attributes of the configuration."""
+    weights, hidden = 0.0, _get(text, "hidden_size")
+    for layer, kind in enumerate(_layer_types(text)):
+        weights += _feed_forward(text, layer)
+        if kind == "linear_attention":
+            weights += _recurrent_weights(text)
+            continue
+        heads, groups, size = _heads(text)
+        gate = heads * size if getattr(text, "attn_output_gate", False) or hasattr(text, "linear_num_value_heads") else 0
+        weights += hidden * (2 * heads * size + 2 * groups * size + gate)
+    return weights + float(hidden * _get(text, "vocab_size"))
 
 
 def _recurrent_weights(text: Any) -> int:
@@ -181,9 +251,7 @@ def _feed_forward(text: Any, layer: int) -> float:
     hidden = _get(text, "hidden_size")
     chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_k", None)
     if not chosen or _is_dense(text, layer):
-        gated = getattr(text, "intermediate_size", None) or getattr(text, "moe_intermediate_size", None)
-        if gated is None:
-            return float(2 * hidden * _get(text, *_INNER, default=4 * hidden))
+        gated = _get(text, "intermediate_size", "moe_intermediate_size")
         return float(3 * hidden * (gated[layer] if isinstance(gated, list | tuple) else gated))
     width = _get(text, "moe_intermediate_size", "intermediate_size")
     width = width[0] if isinstance(width, list | tuple) else width  # text experts first, vision experts second
