@@ -194,7 +194,7 @@ def _counted_weights(text: Any) -> float:
         if isinstance(part, nn.Embedding) or "Embedding" in type(part).__name__ or _NOT_TEXT.search(path):
             continue
         for name, weight in part.named_parameters(recurse=False):
-            if weight.ndim >= 2:
+            if weight.ndim >= 2 and not name.endswith("bias"):
                 in_stack = any(path.startswith(f"{stack}.") for stack in stacks)
                 total += weight.numel() * _share_visited(text, model, f"{path}.{name}", weight) * (rounds if in_stack else 1)
     return total

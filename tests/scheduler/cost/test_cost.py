@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import nnls
+from torch.utils.flop_counter import FlopCounterMode
 
 from evenpack.models.cost import CostCoefficients, coefficients_from_config
 from evenpack.scheduler.cost.model import CostModel, Observation, nonnegative_least_squares
@@ -185,18 +187,37 @@ def test_every_text_decoder_of_transformers_has_a_cost_or_is_told_what_to_do():
     state = (
         "BailingHybrid|Bamba|GraniteMoeHybrid|Jamba|KimiLinear|.*Mamba.?|MiniMax|NemotronH|RecurrentGemma|Rwkv|Zamba.?|xLSTM"
     )
-    other = "Blt|Dots3Note|Gemma3n|Musicgen.*|Phi4Multimodal"
+    other = "Blt|Dbrx|Dots3Note|Gemma3n|Musicgen.*|Phi4Multimodal|Reformer"
     assert [name for name in without if not re.fullmatch(f"{state}|{other}", name)] == [] and len(kinds) > 100
 
 
-@pytest.mark.parametrize(("name", "inner"), [("gpt2", 4 * 768), ("opt", 3072), ("falcon", 4 * 4544)])
-def test_older_decoders_have_two_matrices_in_their_feed_forward_part(name, inner):
-    config = config_of(name)
-    width, layers = config.hidden_size, config.num_hidden_layers
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    weights = layers * (width * (2 * width + 2 * groups * (width // heads)) + 2 * width * inner) + width * config.vocab_size
-    assert coefficients_from_config(config).decoder_linear == pytest.approx(6 * weights)
+#: Sizes that most decoders understand; what a kind calls otherwise keeps its default.
+TINY = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "num_hidden_layers": 2, "vocab_size": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
+DENSE = (
+    "llama gpt2 opt gemma2 gemma3_text gpt_neox phi phi3 olmo2 starcoder2 cohere2 stablelm doge modernbert-decoder rembert "
+    "hrm_text bloom mpt xglm nemotron bert-generation ernie smollm3 qwen3 glm4 biogpt exaone4 arcee apertus helium granite persimmon "
+    "roberta electra openai-gpt ctrl gpt_bigcode seed_oss lfm2"
+)
+MIXTURES = (
+    "qwen2_moe qwen3_moe mixtral gpt_oss olmoe glm4_moe phimoe ernie4_5_moe granitemoe hunyuan_v1_moe minimax_m2 flex_olmo"
+)
+
+
+@pytest.mark.parametrize("name", f"{DENSE} {MIXTURES}".split())
+def test_costs_are_the_operations_of_the_model(name):
+    """One token through all layers, as torch counts its matrix products; eager attention multiplies twice."""
+    config = transformers.CONFIG_MAPPING[name](**TINY)
+    config.is_decoder = True
+    found = coefficients_from_config(config)
+    more = {"experts_implementation": "eager"} if name in MIXTURES.split() else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **more)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.ones(1, 1, dtype=torch.long), use_cache=False)
+    attention = 2 * (found.decoder_quadratic + found.decoder_windowed)  # causal: half of it is counted
+    assert (found.decoder_linear + attention) / 3 == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe"])
