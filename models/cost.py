@@ -204,7 +204,7 @@ def _share_visited(text: Any, model: nn.Module, name: str, weight: torch.Tensor)
     """Share of a weight that one token meets: of stacked or listed experts those that it visits, else all."""
     routed = _ROUTED.search(name)
     if routed and routed[2]:
-        experts = len(model.get_submodule(name[: routed.start(2) - 1]))
+        experts = sum(1 for _ in model.get_submodule(name[: routed.start(2) - 1]).children())
     elif weight.ndim == 3 and weight.shape[0] in {value for key, value in vars(text).items() if "experts" in key}:
         experts = weight.shape[0]
     else:

@@ -198,8 +198,8 @@ TINY = {
 }  # fmt: skip
 DENSE = (
     "llama gpt2 opt gemma2 gemma3_text gpt_neox phi phi3 olmo2 starcoder2 cohere2 stablelm doge modernbert-decoder rembert "
-    "hrm_text bloom mpt xglm nemotron bert-generation ernie smollm3 qwen3 glm4 biogpt exaone4 arcee apertus helium granite persimmon "
-    "roberta electra openai-gpt ctrl gpt_bigcode seed_oss lfm2"
+    "hrm_text bloom mpt xglm nemotron bert-generation ernie smollm3 qwen3 glm4 biogpt exaone4 arcee apertus helium granite "
+    "persimmon roberta electra openai-gpt ctrl gpt_bigcode seed_oss lfm2"
 )
 MIXTURES = (
     "qwen2_moe qwen3_moe mixtral gpt_oss olmoe glm4_moe phimoe ernie4_5_moe granitemoe hunyuan_v1_moe minimax_m2 flex_olmo"
