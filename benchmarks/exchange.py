@@ -27,7 +27,7 @@ from evenpack.core import Field, Sample
 from evenpack.models import adapter_for
 from evenpack.scheduler import PlanConfig, ProcessGroups, SampleTable, SchedulerConfig, StepPlan, plan_step
 from evenpack.scheduler.comm.channel import open_channel
-from evenpack.scheduler.plan.fixed import plan_fixed
+from evenpack.scheduler.plan import plan_fixed
 from evenpack.scheduler.stages.blocks import Block
 from evenpack.scheduler.stages.describe import Described
 from evenpack.scheduler.stages.exchange import Exchanger

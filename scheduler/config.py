@@ -54,8 +54,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         timeout: seconds without progress of the group after which a rank gives up and names the missing peer.
 
     Raises:
-        ValueError: a setting of the wrong type or range, one of an earlier version (with what replaced it), or settings that
-            exclude one another.
+        ValueError: a setting of the wrong type or range, or settings that exclude one another.
 
     Example:
         >>> SchedulerConfig(max_tokens=8192, samples_per_step=16).scope

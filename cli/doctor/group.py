@@ -17,8 +17,7 @@ from ...scheduler import SampleTable, StepPlan
 from ...scheduler.comm.agreement import agree
 from ...scheduler.comm.channel import Channel
 from ...scheduler.comm.transports import HostTransport, Transport, gather_bytes
-from ...scheduler.plan import PlanConfig
-from ...scheduler.plan.fixed import plan_fixed
+from ...scheduler.plan import PlanConfig, plan_fixed
 from ...scheduler.stages.blocks import Block, read_block
 from ...scheduler.stages.describe import Described
 from ...scheduler.stages.exchange import Exchanger

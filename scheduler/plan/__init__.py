@@ -1,8 +1,7 @@
 """The planner: a pure function from a table of samples to a plan (numpy and numba only)."""
 
 from .certificate import CODE_VERSION
-from .fixed import plan_fixed
-from .planner import plan_step
+from .planner import plan_fixed, plan_step
 from .result import StepPlan
 from .settings import MediaTowers, PlanConfig
 from .table import SampleTable

@@ -76,16 +76,12 @@ class PackSums(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def pack_sums(problem: Problem, packs: Packs) -> PackSums:
     """Sum up every pack."""
-    ranks = problem.num_ranks
+    shape, bins = (problem.num_ranks, packs.count), len(packs.free_tokens)
     return PackSums(
-        **{
-            name: values.reshape(ranks, packs.count, *values.shape[1:])
-            for name, values in zip(
-                PackSums.__struct_fields__,
-                scan.pack_sums(packs.bin_of, problem.size, problem.cost, problem.media, len(packs.free_tokens)),
-                strict=True,
-            )
-        }
+        cost=packs.loads(problem),
+        size=scan.sums(packs.bin_of, problem.size, bins).reshape(shape),
+        count=np.bincount(packs.bin_of + 1, minlength=bins + 1)[1:].reshape(shape),
+        media=scan.flags(packs.bin_of, problem.media, bins).reshape(shape),
     )
 
 

@@ -87,9 +87,8 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
     some = weight > 0  # what costs nothing adds no work, and would be far from all others in density
     worth, size = weight[some], problem.size[some]
-    density = scan.densities(worth, size)
     # One unit above the product covers its rounding: the knapsack's value must never be too small.
-    value = scan.knapsacks(worth, size, density, density.view(np.int64), room)
+    value = scan.knapsacks(worth, size, room)
     total = int(weight.sum())
     rest = np.maximum(total - value, 0)
     rest[0] = total

@@ -7,8 +7,9 @@ import numpy as np
 
 from ...core import round_up
 from . import bounds
-from .assignment import Assignment, check_known, evaluate, occupied
+from .assignment import Assignment, check_known, evaluate, occupied, pack_sums
 from .kernels import scan
+from .packs import Packs
 from .problem import Problem, bound_with_tolerance
 from .result import StepPlan
 from .table import Ints, SampleTable, as_ints
@@ -28,20 +29,22 @@ CODE_VERSION = _code_version()
 def certify(table: SampleTable, problem: Problem, found: Assignment, bound: int) -> StepPlan:
     """Complete the plan of an assignment; `bound` is `bounds.objective(problem)`."""
     ranks, count = problem.num_ranks, found.num_microbatches
-    packs = np.where(found.rank < 0, -1, found.rank * count + found.microbatch)
-    costs, sizes, counts, _ = scan.pack_sums(packs, problem.size, problem.cost, problem.media, ranks * count)
-    counts, dummies = counts.reshape(ranks, count), found.dummies
+    packs = Packs.empty(problem, count, False)
+    packs.bin_of[:] = np.where(found.rank < 0, -1, found.rank * count + found.microbatch)
+    sums, dummies = pack_sums(problem, packs), found.dummies
     check_known(problem, dummies)
-    padded, _ = occupied(problem, sizes.reshape(ranks, count), counts, dummies)
-    cost = costs.reshape(ranks, count, -1) + problem.dummy_cost[dummies]
+    padded, _ = occupied(problem, sums.size, sums.count, dummies)
+    cost = sums.cost + problem.dummy_cost[dummies]
     value, imbalance = evaluate(problem, cost)
     assert value == found.value, "the plan is not what the solver meant"
     rank, microbatch = (_spread(values, problem.kept, len(table)) for values in (found.rank, found.microbatch))
     real, whole = as_ints(table.tokens, copy=False), len(problem.kept) == len(table)
-    tokens = scan.sums(packs, real if whole else real[problem.kept], ranks * count).reshape(ranks, count)
-    digest = _digest(packs, problem.kept, len(table), dummies)
-    num_pairs, moved_bytes = scan.moves(problem.home, found.rank, problem.nbytes, ranks)
-    order, starts = scan.group(packs + 1, ranks * count + 1)  # what is left over comes first
+    tokens = scan.sums(packs.bin_of, real if whole else real[problem.kept], ranks * count).reshape(ranks, count)
+    digest = _digest(packs.bin_of, problem.kept, len(table), dummies)
+    moved = (found.rank != problem.home) & (found.rank >= 0)
+    num_pairs = len(np.unique(problem.home[moved] * ranks + found.rank[moved]))
+    moved_bytes = int(problem.nbytes[moved].sum())
+    order, starts = scan.group(packs.bin_of + 1, ranks * count + 1)  # what is left over comes first
     order, starts = (order if whole else problem.kept[order])[starts[1] :], starts[1:] - starts[1]
     # The bound of a plan that left samples over is that of the samples it kept.
     if len(order) < len(problem.kept):
@@ -59,11 +62,11 @@ def certify(table: SampleTable, problem: Problem, found: Assignment, bound: int)
         lower_bound=lower_bound,
         gap=value / lower_bound - 1 if lower_bound else float(value > 0),
         imbalance=imbalance,
-        moved_bytes=int(moved_bytes),
+        moved_bytes=moved_bytes,
         moved_bytes_lower_bound=bounds.moved_bytes(problem, limit, count),
-        num_pairs=int(num_pairs),
+        num_pairs=num_pairs,
         dummy_media=dummies,
-        is_dummy=counts == 0,
+        is_dummy=sums.count == 0,
         digest=digest,
         _order=order,
         _starts=starts,

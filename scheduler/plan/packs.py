@@ -5,6 +5,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from .kernels import scan
 from .kernels.jit import Bins, Window
 from .problem import Problem
 from .table import Ints
@@ -45,31 +46,28 @@ class Packs(msgspec.Struct, kw_only=True, eq=False):
         """The arrays as kernels take them."""
         return Bins(self.free_tokens, self.free_slots, self.bin_of)
 
+    @property
+    def rank_of(self) -> Ints:
+        """`[N]` rank of each sample, -1 where not placed."""
+        return self.bin_of // self.count
+
     def window(self, first: int = 0, last: int | None = None) -> Window:
         """Micro-batches [first, last), all from `first` on by default, as kernels take them."""
         return Window(first, self.count if last is None else last, self.count)
 
-    def copy(self) -> Self:
-        """Packs of their own with the same content."""
-        return type(self)(
-            count=self.count,
-            bin_of=self.bin_of.copy(),
-            free_tokens=self.free_tokens.copy(),
-            free_slots=self.free_slots.copy(),
-        )
+    def unplaced(self, order: Ints) -> Ints:
+        """Those of the samples `order` that have no pack yet."""
+        return order[self.bin_of[order] < 0]
 
     def loads(self, problem: Problem) -> Ints:
-        """`[B, K]` cost per phase of each pack."""
-        # One more bin, for samples that have none; sums below 2**53 are exact in float64.
-        bins = np.where(self.bin_of < 0, len(self.free_tokens), self.bin_of)
-        sums = [np.bincount(bins, problem.cost[:, k], len(self.free_tokens) + 1)[:-1] for k in range(problem.num_phases)]
-        loads: Ints = np.stack(sums, axis=1).astype(np.int64)
-        return loads
+        """`[R, M, K]` cost per phase of each pack."""
+        bins = len(self.free_tokens)
+        sums = [scan.sums(self.bin_of, problem.cost[:, k], bins) for k in range(problem.num_phases)]
+        return np.stack(sums, axis=1).reshape(problem.num_ranks, self.count, -1)
 
     def relabel(self, new: Ints) -> None:
         """Give every bin b the number `new[b]`."""
         placed = self.bin_of >= 0
         self.bin_of[placed] = new[self.bin_of[placed]]
-        old = np.empty_like(new)
-        old[new] = np.arange(len(new))
+        old = np.argsort(new)
         self.free_tokens, self.free_slots = self.free_tokens[old], self.free_slots[old]

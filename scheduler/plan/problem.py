@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...core import round_up
 from ...core.errors import OversizeSampleError, PlanError
 from .integers import descending, exact_sum, floor_scale
-from .kernels.jit import Items
+from .kernels.jit import NO_PAIRS, Items
 from .limits import LARGE_STEP, MAX_SUM, PAIRS_PER_CALL, PAIRS_PER_SAMPLE
 from .settings import MEDIA_BITS, NO_TOWERS, MediaTowers, PlanConfig
 from .table import Bools, Ints, SampleTable, as_ints
@@ -93,7 +93,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @property
     def allowed_or_any(self) -> Bools:
         """`allowed`, or `[0, 0]` where any rank may send to any: the form that kernels take."""
-        return self.allowed if self.allowed is not None else np.zeros((0, 0), np.bool_)
+        return NO_PAIRS if self.allowed is None else self.allowed
 
     @cached_property
     def items(self) -> Items:
@@ -185,7 +185,6 @@ def limit_plus_slack(problem: Problem, limit: int) -> int:
 
 def build_problem(
     table: SampleTable,
-    *,
     num_ranks: int,
     config: PlanConfig,
     towers: MediaTowers = NO_TOWERS,

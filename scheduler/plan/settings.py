@@ -1,7 +1,6 @@
 """Settings of the planner."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
 import msgspec
@@ -14,29 +13,8 @@ Modality = Literal["image", "video", "audio"]
 #: Bit of each modality in `SampleTable.media` and `StepPlan.dummy_media`.
 MEDIA_BITS: dict[str, int] = {"image": 1, "video": 2, "audio": 4}
 
-#: Settings of earlier versions, and what to do instead.
-REPLACED: dict[str, str] = {
-    "order": "packs are ordered by pipeline_stages: small ones first and last with a pipeline, heaviest first without",
-    "leftover": "oversize='drop' drops what a fixed num_microbatches cannot hold, too",
-    "trained_modalities": "it is the adapter's: adapter_for(name, trained_modalities=...)",
-    "shared_towers": "it is the adapter's; planners take MediaTowers(shared=...) as `towers`",
-    "dummy_tokens": "it follows from the adapter; planners take MediaTowers(dummy_tokens=...) as `towers`",
-    "dummy_cost": "it follows from the adapter and the cost model; planners take MediaTowers(dummy_cost=...) as `towers`",
-    "pods": "very large steps are planned in pods unasked; plan_in_pods(..., pods=...) takes a number",
-    "shared_memory": "transport='network' keeps samples out of memory that ranks of a node share",
-    "max_peers": "the device transport chooses how many ranks exchange directly; leave it out",
-}
 
-
-class _NamesReplaced(msgspec.StructMeta):
-    """Constructing settings by a name of an earlier version says what replaced it, in place of a bare TypeError."""
-
-    def __call__(cls, *args: Any, **settings: Any) -> Any:
-        refuse_replaced(settings, cls.__struct_fields__)
-        return super().__call__(*args, **settings)
-
-
-class PlanConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesReplaced):
+class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan must respect and what it optimises.
 
     Attributes:
@@ -77,11 +55,7 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesRepl
                 check_int(name, getattr(self, name), 1)
         check_int("microbatch_cost", self.microbatch_cost, 0)
         check_real("tolerance", self.tolerance, 0.0, 1.0)
-        for name, kind in (
-            ("sync", Sync),
-            ("movement", Movement),
-            ("oversize", Oversize),
-        ):
+        for name, kind in (("sync", Sync), ("movement", Movement), ("oversize", Oversize)):
             check_literal(name, getattr(self, name), get_args(kind))
         if self.pack_align is not None and self.pack_align % (self.align or 1):
             raise ValueError(f"pack_align must be a multiple of align={self.align}, got {self.pack_align}")
@@ -99,7 +73,6 @@ class PlanConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_NamesRepl
             ValueError: a name that is not a setting, or a value of the wrong type or range.
         """
         known = {field.name for field in msgspec.structs.fields(cls)}
-        refuse_replaced(settings, known)
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ValueError(f"unknown settings {unknown}; known ones are {sorted(known)}")
@@ -157,13 +130,6 @@ class MediaTowers(msgspec.Struct, frozen=True, kw_only=True):
 NO_TOWERS = MediaTowers()
 
 
-def refuse_replaced(settings: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ValueError` for a setting of an earlier version, with what replaced it."""
-    for name in settings:
-        if name in REPLACED and name not in known:
-            raise ValueError(f"{name} is not a setting any more: {REPLACED[name]}")
-
-
 def check_int(name: str, value: object, low: int) -> None:
     """Raise `ValueError` unless `value` is an integer (no bool) of at least `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
@@ -172,9 +138,8 @@ def check_int(name: str, value: object, low: int) -> None:
 
 def check_real(name: str, value: object, low: float, high: float) -> None:
     """Raise `ValueError` unless `value` is a finite number within [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r}")
-    if not low <= value <= high:
+    # NaN is within no limits.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ValueError(f"{name} must be a number from {low} to {high}, got {value!r}")
 
 

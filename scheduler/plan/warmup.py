@@ -53,7 +53,7 @@ def _compile(config: PlanConfig, phases: int, has_peers: bool) -> None:
             pack_in_turn(problem, count, False)
         return
     items = problem.summed_items if config.sync == "step" else problem.items
-    deficit = np.zeros((ranks * count, items.cost.shape[1]), np.int64)
-    place_anywhere(problem, Packs.empty(problem, count, False), problem.by_size, deficit, items, 0)
+    goal = np.zeros((ranks, count, items.cost.shape[1]), np.int64)
+    place_anywhere(problem, Packs.empty(problem, count, False), problem.by_size, goal, items, 0)
     if config.sync == "microbatch" and not has_peers:
         homeward_microbatch(problem, count, False, bounds.objective(problem))

@@ -8,8 +8,7 @@ import numpy as np
 from ...core import OversizeSampleError
 from ..comm.channel import Channel
 from ..config import SchedulerConfig
-from ..plan import MediaTowers, PlanConfig, SampleTable, StepPlan, Team, plan_in_pods, plan_step, planner_for
-from ..plan.fixed import plan_fixed
+from ..plan import MediaTowers, PlanConfig, SampleTable, StepPlan, Team, plan_fixed, plan_in_pods, plan_step, planner_for
 from .gather import Gathered
 
 Planner = Callable[..., StepPlan]

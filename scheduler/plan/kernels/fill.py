@@ -59,6 +59,26 @@ def _order_heap(heap, where, key, size):
 
 
 @compiled
+def _drop_top(heap, where, key, size):
+    """Take the top off a heap of `size` entries; returns how many are left."""
+    size -= 1
+    heap[0] = heap[size]
+    if size > 0:
+        _place(heap, where, key, 0, size, 0)
+    return size
+
+
+@compiled
+def _put_back(aside, number, heap, where, key, size):
+    """Add the first `number` entries of `aside` to a heap of `size` entries; returns its new size."""
+    for k in range(number):
+        heap[size] = aside[k]
+        size += 1
+        _place(heap, where, key, size - 1, size, 0)
+    return size
+
+
+@compiled
 def _can_take(target, free_tokens, rate):
     """What a pack can still take: the cost it misses, or what its free tokens hold at the usual cost per token."""
     return min(target, (free_tokens * rate) >> 10)
@@ -140,14 +160,8 @@ def fill_deepest(order, items, bins, weight, target, deficit, window, rate, stri
             if free_slots[top] > 0:
                 aside[num_aside] = top
                 num_aside += 1
-            heap_size -= 1
-            heap[0] = heap[heap_size]
-            if heap_size > 0:
-                _place(heap, where, key, 0, heap_size, 0)
-        for k in range(num_aside):
-            heap[heap_size] = aside[k]
-            heap_size += 1
-            _place(heap, where, key, heap_size - 1, heap_size, 0)
+            heap_size = _drop_top(heap, where, key, heap_size)
+        heap_size = _put_back(aside, num_aside, heap, where, key, heap_size)
         if not placed:
             left += 1
     return left
@@ -334,22 +348,16 @@ def fill_ranks(order, items, bins, key, deficit, tries, tight):
                 break
             aside[num_aside] = top
             num_aside += 1
-            heap_size -= 1
-            heap[0] = heap[heap_size]
-            if heap_size > 0:
-                _place(heap, where, key, 0, heap_size, 0)
-        for k in range(num_aside):
-            heap[heap_size] = aside[k]
-            heap_size += 1
-            _place(heap, where, key, heap_size - 1, heap_size, 0)
+            heap_size = _drop_top(heap, where, key, heap_size)
+        heap_size = _put_back(aside, num_aside, heap, where, key, heap_size)
         if not placed:
             left += 1
     return left
 
 
 @compiled
-def fill_home(order, items, bins, phase, rank_of, deficit, window, strict, tight):
-    """Give each sample, in `order`, to a pack of its own rank, where one takes it.
+def fill_home(order, items, bins, phase, rank_of, allowed, deficit, window, strict, tight):
+    """Give each sample, in `order`, to a pack of its rank that takes it, or of any rank that its home may send to.
 
     Invariant: `deficit` is what every pack misses of its target after the samples so far.
 
@@ -358,41 +366,15 @@ def fill_home(order, items, bins, phase, rank_of, deficit, window, strict, tight
         items, bins, window: see `jit`.
         phase: `[N]` main phase of each sample.
         rank_of: `[N]` rank to stay on.
+        allowed: `[R, R]` bool, whether samples of one rank may go to another; `[0, 0]` to stay on `rank_of`.
         deficit: `[B, K]` what each pack misses, updated.
         strict: leave over what would end above the target of its pack in any phase.
-        tight: choose the pack with the least room that fits, instead of the emptiest.
+        tight: choose the pack of a rank with the least room that fits, instead of the one furthest below its target.
 
     Returns:
         How many samples found no pack.
     """
-    cost, size = items.cost, items.size
-    free_tokens, free_slots, bin_of = bins
-    first, last, num_microbatches = window
-    left = 0
-    for index in order:
-        if bin_of[index] >= 0:
-            continue
-        start = rank_of[index] * num_microbatches
-        b = _bin_in(start + first, start + last, size[index], free_tokens, free_slots, deficit, phase[index], tight)
-        if b >= 0 and strict:
-            for j in range(cost.shape[1]):
-                if cost[index, j] > deficit[b, j]:
-                    b = -1
-                    break
-        if b < 0:
-            left += 1
-            continue
-        _put(index, b, items, bins, deficit)
-    return left
-
-
-@compiled
-def fill_allowed(order, items, bins, phase, allowed, deficit, window):
-    """Give each sample, in `order`, to the pack furthest below its target on a rank that its home may send to.
-
-    Invariant and arguments as in `fill_home`; allowed: `[R, R]` bool. Returns how many samples found no pack.
-    """
-    size, home = items.size, items.home
+    cost, size, home = items.cost, items.size, items.home
     free_tokens, free_slots, bin_of = bins
     first, last, num_microbatches = window
     left = 0
@@ -401,13 +383,19 @@ def fill_allowed(order, items, bins, phase, allowed, deficit, window):
             continue
         k = phase[index]
         chosen = -1
-        for rank in range(len(allowed)):
-            if not allowed[home[index], rank]:
+        limited = len(allowed) > 0
+        for rank in range(0 if limited else rank_of[index], len(allowed) if limited else rank_of[index] + 1):
+            if limited and not allowed[home[index], rank]:
                 continue
             start = rank * num_microbatches
-            b = _bin_in(start + first, start + last, size[index], free_tokens, free_slots, deficit, k, False)
+            b = _bin_in(start + first, start + last, size[index], free_tokens, free_slots, deficit, k, tight)
             if b >= 0 and (chosen < 0 or deficit[b, k] > deficit[chosen, k]):
                 chosen = b
+        if chosen >= 0 and strict:
+            for j in range(cost.shape[1]):
+                if cost[index, j] > deficit[chosen, j]:
+                    chosen = -1
+                    break
         if chosen < 0:
             left += 1
             continue
@@ -486,10 +474,7 @@ def _give(ranks, items, gifts, loads, rate, allowed):
             index = _choose_gift(own, giver, items, gifts, surplus[giver], limit - load[taker], most_tokens - tokens[taker])
         if index < 0:
             stuck += 1
-            num_donors -= 1
-            donors[0] = donors[num_donors]
-            if num_donors > 0:
-                _place(donors, none, surplus, 0, num_donors, 0)
+            num_donors = _drop_top(donors, none, surplus, num_donors)
             continue
         # Few pairs of ranks talk: the last partner takes it where it can.
         last = partner[giver]
@@ -505,9 +490,8 @@ def _give(ranks, items, gifts, loads, rate, allowed):
         _place(receivers, where, takes, where[taker], num_receivers, 0)
         surplus[giver] = load[giver] - limit
         if surplus[giver] <= 0:
-            num_donors -= 1
-            donors[0] = donors[num_donors]
-        if num_donors > 0:
+            num_donors = _drop_top(donors, none, surplus, num_donors)
+        else:
             _place(donors, none, surplus, 0, num_donors, 0)
     return stuck + num_donors
 

@@ -7,8 +7,12 @@ costs more than the rest of a short loop: kernels unpack tuples first.
 from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 
 from ..table import Bools, Ints
+
+#: In place of `[R, R]` bool, which rank may send to which: no rank may send to another, or every rank may, by the kernel.
+NO_PAIRS: Bools = np.zeros((0, 0), np.bool_)
 
 
 def compiled(function: Any) -> Any:

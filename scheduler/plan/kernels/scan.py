@@ -2,9 +2,7 @@
 """Compiled passes over all samples that bounds, checks and sums need: each is one loop, and none calls another."""
 
 import numpy as np
-import numpy.typing as npt
 
-from ..table import Ints
 from .jit import compiled
 
 
@@ -36,27 +34,13 @@ def heaviest(cost, bin_of, count):
 
 
 @compiled
-def pack_sums(packs, size, cost, media, num_packs):
-    """Sums of each pack; samples with pack -1 count nowhere.
-
-    Args:
-        packs: `[N]` pack of each sample. size, media: `[N]`. cost: `[N, K]`.
-
-    Returns:
-        `[B, K]` costs, `[B]` sizes, `[B]` number of samples, `[B]` bit flags of the media.
-    """
-    costs = np.zeros((num_packs, cost.shape[1]), np.int64)
-    sizes, counts, flags = np.zeros(num_packs, np.int64), np.zeros(num_packs, np.int64), np.zeros(num_packs, np.int64)
-    for index in range(len(packs)):
-        b = packs[index]
-        if b < 0:
-            continue
-        for k in range(cost.shape[1]):
-            costs[b, k] += cost[index, k]
-        sizes[b] += size[index]
-        counts[b] += 1
-        flags[b] |= media[index]
-    return costs, sizes, counts, flags
+def flags(keys, media, num_keys):
+    """`[num_keys]` bit flags of all `media` by key; keys of -1 count nowhere."""
+    out = np.zeros(num_keys, np.int64)
+    for index in range(len(keys)):
+        if keys[index] >= 0:
+            out[keys[index]] |= media[index]
+    return out
 
 
 @compiled
@@ -67,33 +51,6 @@ def sums(keys, values, num_keys):
         if keys[index] >= 0:
             out[keys[index]] += values[index]
     return out
-
-
-@compiled
-def moves(source, target, nbytes, num_ranks):
-    """Number of different (source, target) with source != target, and their bytes; -1 in `target` counts nowhere."""
-    starts = np.zeros(num_ranks + 1, np.int64)
-    moved = np.int64(0)
-    for index in range(len(source)):
-        if target[index] >= 0 and target[index] != source[index]:
-            starts[source[index] + 1] += 1
-            moved += nbytes[index]
-    for rank in range(num_ranks):
-        starts[rank + 1] += starts[rank]
-    following = starts[:-1].copy()
-    targets = np.empty(starts[-1], np.int64)
-    for index in range(len(source)):
-        if target[index] >= 0 and target[index] != source[index]:
-            targets[following[source[index]]] = target[index]
-            following[source[index]] += 1
-    seen = np.full(num_ranks, np.int64(-1))
-    pairs = 0
-    for rank in range(num_ranks):
-        for at in range(starts[rank], starts[rank + 1]):
-            if seen[targets[at]] != rank:
-                seen[targets[at]] = rank
-                pairs += 1
-    return pairs, moved
 
 
 @compiled
@@ -149,22 +106,20 @@ def stairs(weight, size, order, num_ranks, capacity, limit):
     return out[:number]
 
 
-def densities(weight: Ints, size: Ints) -> npt.NDArray[np.float64]:
-    """`[N]` work per token: each is rounded once, so it is the same on every machine (`problem.LIMIT`)."""
-    found: npt.NDArray[np.float64] = weight / size
-    return found
-
-
 @compiled
-def knapsacks(weight, size, density, bits, rooms):
+def knapsacks(weight, size, rooms):
     """`[len(rooms)]` most work that each room can hold, fractions of a sample allowed, rounded up with one to spare.
 
     Samples go into buckets by density, and only the bucket in which a room ends is sorted.
 
     Args:
-        weight, size: `[N]`. density: `[N]` float64, weight over size; bits: the same as int64, which orders alike.
+        weight, size: `[N]`.
         rooms: tokens, ascending.
     """
+    # Each quotient is rounded once, so it is the same on every machine (`limits.MAX_SUM`). Read as integers, floats that are
+    # not negative keep their order.
+    density = weight / size
+    bits = density.view(np.int64)
     shift = 42  # leaves 10 bits of the fraction: buckets a thousandth wide
     low, high = np.int64(2**62), np.int64(0)
     for index in range(len(weight)):

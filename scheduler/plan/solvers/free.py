@@ -12,11 +12,12 @@ Source: longest processing time first (Graham 1969), MULTIFIT (Coffman, Garey an
     water-filling.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 
 from ..kernels import fill, swap
+from ..kernels.jit import Items, Window
 from ..limits import GOOD_ENOUGH, GOOD_GAP, MAX_CAPACITIES, MAX_EVEN_PASSES, MAX_POLISH, POLISH_PARTNERS, TRIES
 from ..packs import Packs
 from ..problem import Problem
@@ -44,18 +45,18 @@ def _even_out(problem: Problem, packs: Packs, bound: int) -> int:
     """Arrange and exchange until nothing improves; returns the sum of the largest."""
     for _ in range(1 if problem.is_large else MAX_EVEN_PASSES):
         if problem.num_phases == 1:
-            columns_by_load(problem, packs)
+            _columns_by_load(problem, packs)
         if _sum_of_largest(problem, packs) <= bound + 2 * bound // GOOD_ENOUGH:
             break
         even_columns(problem, packs, across=False)
         even_columns(problem, packs, across=True)
     if problem.num_phases == 1:
-        columns_by_load(problem, packs)
+        _columns_by_load(problem, packs)
     return _sum_of_largest(problem, packs)
 
 
 def _sum_of_largest(problem: Problem, packs: Packs) -> int:
-    return int(packs.loads(problem).reshape(problem.num_ranks, packs.count, -1).max(axis=0).sum())
+    return int(packs.loads(problem).max(axis=0).sum())
 
 
 def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
@@ -73,7 +74,7 @@ def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs 
     found = pack(problem, count, reserve)
     if found is not None:
         if not reserve:
-            spread_over_ranks(problem, found)
+            _spread_over_ranks(problem, found)
         _even(problem, found, mean)
     return found
 
@@ -83,7 +84,7 @@ def _even(problem: Problem, packs: Packs, mean: int) -> None:
     goal = mean // GOOD_ENOUGH if problem.is_large else 0
     even_ranks(problem, packs, mean, goal=goal)
     if not problem.is_large:
-        load = packs.loads(problem).sum(axis=1).reshape(problem.num_ranks, packs.count).sum(axis=1)
+        load = packs.loads(problem).sum(axis=(1, 2))
         swap.polish(load, mean, problem.items, packs.bins, packs.count, MAX_POLISH, POLISH_PARTNERS)
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, packs)
@@ -94,32 +95,24 @@ def pack(problem: Problem, count: int, reserve: bool) -> Packs | None:
     packs = Packs.empty(problem, count, reserve)
     _fill(problem, packs)
     # What the heap passed over too often may still fit somewhere.
-    by_size = problem.by_size
-    if fit(problem, packs, by_size) == 0:
-        return packs
-    return fit_evenly(problem, count, reserve, by_size)
+    return packs if fit(problem, packs, problem.by_size) == 0 else _fit_evenly(problem, count, reserve)
 
 
 def pack_in_turn(problem: Problem, count: int, reserve: bool) -> Packs | None:
     """Water-fill: one micro-batch after the other, from the heaviest samples left, up to what the rest would average."""
     packs = Packs.empty(problem, count, reserve)
-    ranks = problem.num_ranks
-    goal = np.zeros((ranks, count, 1), np.int64)
-    rate = usual_rate(problem, problem.weight)
+    goal = np.zeros((problem.num_ranks, count, 1), np.int64)
     for index in range(count):
-        rest = _unplaced(packs, problem.by_weight)
+        rest = packs.unplaced(problem.by_weight)
         if not len(rest):
             break
-        goal[:, index] = max(int(problem.weight[rest[0]]), -(-int(problem.weight[rest].sum()) // (ranks * (count - index))))
-        deficit = goal.reshape(ranks * count, 1)
-        window, target = packs.window(index, index + 1), deficit[:, 0].copy()
-        fill.fill_deepest(
-            rest, problem.items, packs.bins, problem.weight, target, deficit, window, rate, True, TRIES // 8
-        )  # fmt: skip
+        even = -(-int(problem.weight[rest].sum()) // (problem.num_ranks * (count - index)))
+        goal[:, index] = max(int(problem.weight[rest[0]]), even)
+        fill_deepest(problem, packs, rest, goal, packs.window(index, index + 1), strict=True, tries=TRIES // 8)
     return None if fit(problem, packs, problem.by_size) else packs
 
 
-def fit_evenly(problem: Problem, count: int, reserve: bool, order: Ints) -> Packs | None:
+def _fit_evenly(problem: Problem, count: int, reserve: bool) -> Packs | None:
     """First fit by tokens into packs of the least capacity for which it succeeds (Coffman, Garey and Johnson's MULTIFIT)."""
     low = int(problem.size.sum()) // (problem.num_ranks * count)
     high, best = problem.capacity, None
@@ -127,7 +120,7 @@ def fit_evenly(problem: Problem, count: int, reserve: bool, order: Ints) -> Pack
     for _ in range(MAX_CAPACITIES):
         packs = Packs.empty(problem, count, reserve)
         packs.free_tokens -= problem.capacity - tried
-        if fit(problem, packs, order) == 0:
+        if fit(problem, packs, problem.by_size) == 0:
             packs.free_tokens += problem.capacity - tried
             best, high = packs, tried
         elif best is None:
@@ -140,20 +133,18 @@ def fit_evenly(problem: Problem, count: int, reserve: bool, order: Ints) -> Pack
     return best
 
 
-def fill_costly(problem: Problem, packs: Packs, goal: Ints, fill_one: Callable[..., None]) -> int:
-    """Fill the micro-batches that one heavy sample makes costly, one by one, as full as each gets.
+def costly_microbatches(problem: Problem, packs: Packs, goal: Ints) -> Iterator[tuple[int, int, Ints, Ints]]:
+    """Yield the micro-batches that one heavy sample makes costly; the caller fills each, as full as it gets, before the next.
 
     Args:
-        goal: `[R, M, K]` output: what each pack may cost, then what it still misses.
-        fill_one: called with (problem, packs, goal, heads, dense, phase, index): the R heaviest samples, the others by cost
-            per token, the phase in which they are heavy, the micro-batch.
+        goal: `[R, M, K]` output: what each pack may cost; the caller takes off what it fills in.
 
-    Returns:
-        How many micro-batches were filled.
+    Yields:
+        The micro-batch, from 0 on; the phase in which it is costly; the R heaviest samples in that phase; all samples by cost
+        per token.
     """
     ranks, count = problem.num_ranks, packs.count
-    index = 0
-    while index < count - 1:
+    for index in range(count - 1):
         rest = np.flatnonzero(packs.bin_of < 0)
         if not len(rest):
             break
@@ -165,48 +156,58 @@ def fill_costly(problem: Problem, packs: Packs, goal: Ints, fill_one: Callable[.
         phase = int(np.argmax(over))  # phases differ in unit and size: the largest ratio decides
         if over[phase] <= 1:
             break
-        heads = _unplaced(packs, problem.by_cost[phase])[:ranks]
-        dense = _unplaced(packs, problem.by_density[phase])
+        heads = packs.unplaced(problem.by_cost[phase])[:ranks]
+        dense = packs.unplaced(problem.by_density[phase])
         goal[:, index] = np.maximum(level, np.maximum(problem.cost[heads].max(axis=0), floor))
-        fill_one(problem, packs, goal, heads, dense, phase, index)
-        index += 1
-    return index
-
-
-def _unplaced(packs: Packs, order: Ints) -> Ints:
-    return order[packs.bin_of[order] < 0]
+        yield index, phase, heads, dense
 
 
 def _fill(problem: Problem, packs: Packs) -> None:
     """Costly micro-batches first, then all others evenly."""
     ranks, count = problem.num_ranks, packs.count
-    order = problem.by_share
     goal = np.zeros((ranks, count, problem.num_phases), np.int64)
-    first = fill_costly(problem, packs, goal, _fill_anywhere)
+    first = 0
+    for index, phase, heads, dense in costly_microbatches(problem, packs, goal):
+        first = index + 1
+        # One of its heaviest samples in every pack, then what costs most per token.
+        for some in (heads, dense):
+            fill_deepest(problem, packs, some, goal, packs.window(index, first), phase=phase, strict=True, tries=1)
     level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
     goal[:, first:] = level
-    flat = goal.reshape(ranks * count, -1)
     if problem.num_phases == 1:
-        rate, target = usual_rate(problem, problem.weight), flat[:, 0].copy()
-        fill.fill_deepest(
-            order, problem.items, packs.bins, problem.weight, target, flat, packs.window(first), rate, False, TRIES
-        )  # fmt: skip
+        fill_deepest(problem, packs, problem.by_share, goal, packs.window(first))
     else:
-        scale, target = np.maximum(level, 1), np.ascontiguousarray(flat.T)
+        scale, target = np.maximum(level, 1), np.ascontiguousarray(goal.reshape(ranks * count, -1).T)
         fill.fill_deepest_phases(
-            order, problem.items, packs.bins, problem.main_phase, scale, target, packs.window(first), TRIES
+            problem.by_share, problem.items, packs.bins, problem.main_phase, scale, target, packs.window(first), TRIES
         )  # fmt: skip
 
 
-def _fill_anywhere(problem: Problem, packs: Packs, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int) -> None:
-    """Fill a costly micro-batch: one of its heaviest samples in every pack, then what costs most per token."""
-    ranks, count = problem.num_ranks, packs.count
-    weight = np.ascontiguousarray(problem.cost[:, phase])
-    deficit = goal.reshape(ranks * count, -1)
-    for some in (heads, dense):
-        window, target = packs.window(index, index + 1), deficit[:, phase].copy()
-        rate = usual_rate(problem, weight)
-        fill.fill_deepest(some, problem.items, packs.bins, weight, target, deficit, window, rate, True, 1)
+def fill_deepest(
+    problem: Problem,
+    packs: Packs,
+    order: Ints,
+    goal: Ints,
+    window: Window,
+    *,
+    items: Items | None = None,
+    phase: int | None = None,
+    strict: bool = False,
+    tries: int = TRIES,
+) -> None:
+    """Call `fill.fill_deepest`: samples, in `order`, go to the packs that can still take most.
+
+    Args:
+        goal: `[R, M, K]` what each pack misses, updated.
+        items: with their cost in K phases; default `problem.items`.
+        phase: the one that decides; None for the sum over phases.
+    """
+    items = problem.items if items is None else items
+    deficit = goal.reshape(-1, goal.shape[-1])
+    weight = problem.weight if phase is None else np.ascontiguousarray(problem.cost[:, phase])
+    target = deficit.sum(axis=1) if phase is None else deficit[:, phase].copy()
+    rate = usual_rate(problem, weight)
+    fill.fill_deepest(order, items, packs.bins, weight, target, deficit, window, rate, strict, tries)
 
 
 def usual_rate(problem: Problem, weight: Ints) -> int:
@@ -219,19 +220,19 @@ def fit(problem: Problem, packs: Packs, order: Ints) -> int:
     return int(fill.fit_first(order, problem.size, packs.bins))
 
 
-def columns_by_load(problem: Problem, packs: Packs) -> None:
+def _columns_by_load(problem: Problem, packs: Packs) -> None:
     """Renumber packs: the R costliest become micro-batch 0, the next R micro-batch 1, and so on."""
     ranks, count = problem.num_ranks, packs.count
-    order = np.argsort(-packs.loads(problem).sum(axis=1), kind="stable")
+    order = np.argsort(-packs.loads(problem).sum(axis=2).reshape(-1), kind="stable")
     new = np.empty(ranks * count, np.int64)
     new[order] = np.tile(np.arange(ranks) * count, count) + np.repeat(np.arange(count), ranks)
     packs.relabel(new)
 
 
-def spread_over_ranks(problem: Problem, packs: Packs) -> None:
+def _spread_over_ranks(problem: Problem, packs: Packs) -> None:
     """Renumber packs so that ranks get about equal sums: R at a time, the costliest to the rank that has least."""
     ranks, count = problem.num_ranks, packs.count
-    load = packs.loads(problem).sum(axis=1)
+    load = packs.loads(problem).sum(axis=2).reshape(-1)
     order = np.argsort(-load, kind="stable")
     sums, new = np.zeros(ranks, np.int64), np.empty(ranks * count, np.int64)
     for index in range(count):

@@ -19,7 +19,6 @@ from ..kernels import swap
 from ..limits import MAX_HOMEWARD_PASSES
 from ..packs import Packs
 from ..problem import Problem
-from ..table import Ints
 
 
 def packs_to_homes(problem: Problem, packs: Packs) -> None:
@@ -52,18 +51,17 @@ def bring_home(problem: Problem, packs: Packs, limit: int) -> None:
 
     A sum that lies above the limit already does not grow.
     """
-    ranks, count = problem.num_ranks, packs.count
     load = packs.loads(problem)
-    largest = load.reshape(ranks, count, -1).max(axis=0)
+    largest = load.max(axis=0)
     # What the limit leaves is shared out to the indices in proportion to their cost.
     spare = max(limit - int(largest.sum()), 0)
     goals = largest + scaled(largest, spare, max(int(largest.sum()), 1))
-    away = np.flatnonzero(packs.bin_of // count != problem.home)
+    away = np.flatnonzero(packs.rank_of != problem.home)
     heavy_first: Any = away[np.argsort(-problem.nbytes[away], kind="stable")]
-    swap.return_home(heavy_first, problem.items, problem.media, packs.bins, load, goals, count, MAX_HOMEWARD_PASSES)
+    flat, count = load.reshape(-1, problem.num_phases), packs.count
+    swap.return_home(heavy_first, problem.items, problem.media, packs.bins, flat, goals, count, MAX_HOMEWARD_PASSES)
 
 
 def moved(problem: Problem, packs: Packs) -> int:
     """Bytes that these packs move."""
-    where: Ints = packs.bin_of // packs.count
-    return int(problem.nbytes[where != problem.home].sum())
+    return int(problem.nbytes[packs.rank_of != problem.home].sum())

@@ -11,13 +11,14 @@ Complexity: O(N M) to pack N samples into M packs a rank, and a bounded number o
 Source: devised here, from limits of a free plan and local search.
 """
 
-from functools import partial
+import copy
 
 import numpy as np
 
 from .. import bounds
 from ..integers import scaled
 from ..kernels import fill
+from ..kernels.jit import NO_PAIRS
 from ..limits import (
     FEW_BYTES_BUILDS,
     LEAST_PROGRESS,
@@ -32,7 +33,7 @@ from ..packs import Packs
 from ..problem import Problem, bound_with_tolerance, limit_plus_slack
 from ..table import Bools, Ints
 from .balance import balance
-from .free import fill_costly, free_microbatch
+from .free import costly_microbatches, free_microbatch
 from .homeward import bring_home, moved, packs_to_homes
 from .minimal_step import place_anywhere, price
 from .refine import column_goals, even_columns, exchange
@@ -93,13 +94,7 @@ def homeward_microbatch(problem: Problem, count: int, reserve: bool, bound: int)
 
 
 def _sum_of_largest(problem: Problem, packs: Packs) -> int:
-    return int(_largest(problem, packs.loads(problem), packs.count).sum())
-
-
-def _largest(problem: Problem, load: Ints, count: int) -> Ints:
-    """`[M, K]` largest cost of each micro-batch, or what it may cost anyway."""
-    largest: Ints = load.reshape(problem.num_ranks, count, -1).max(axis=0)
-    return problem.raised(largest)
+    return int(problem.raised(packs.loads(problem).max(axis=0)).sum())
 
 
 def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool) -> Packs | None:
@@ -107,9 +102,12 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
     packs = Packs.empty(problem, count, reserve)
     rank_of = problem.home.copy()
     goal = np.zeros((ranks, count, problem.num_phases), np.int64)
-    first = fill_costly(problem, packs, goal, partial(_fill_at_home, rank_of, every))
+    first = 0
+    for costly in costly_microbatches(problem, packs, goal):
+        _fill_at_home(problem, packs, goal, rank_of, every, *costly)
+        first += 1
     rest = np.flatnonzero(packs.bin_of < 0)
-    spent = int(_largest(problem, packs.loads(problem), count)[:first].sum())
+    spent = int(problem.raised(packs.loads(problem).max(axis=0))[:first].sum())
     mean = -(-int(problem.weight[rest].sum()) // ranks)
     allowed = max(limit - spent, mean + int(mean * problem.config.tolerance))
     # Two of the heavy would overfill a pack, so they are placed one by one before the light ones level everything.
@@ -147,7 +145,7 @@ def _improve(problem: Problem, packs: Packs, limit: int, between: tuple[str, ...
 
 
 def _fill_at_home(
-    rank_of: Ints, every: bool, problem: Problem, packs: Packs, goal: Ints, heads: Ints, dense: Ints, phase: int, index: int
+    problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, every: bool, index: int, phase: int, heads: Ints, dense: Ints
 ) -> None:
     """Fill a costly micro-batch: one of its heaviest samples on a rank (`every`: on all), then at home the densest."""
     ranks, count = problem.num_ranks, packs.count
@@ -167,50 +165,46 @@ def _fill_at_home(
     phases = np.full(len(problem.size), phase, np.int64)
     for some in (heads, dense):
         window = packs.window(index, index + 1)
-        fill.fill_home(some, problem.items, packs.bins, phases, rank_of, deficit, window, True, False)
+        fill.fill_home(some, problem.items, packs.bins, phases, rank_of, NO_PAIRS, deficit, window, True, False)
 
 
 def _spread_heavy(problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, heavy: Bools, first: int, allowed: int) -> None:
     """Change `rank_of` so that heavy samples find a pack that they do not overfill."""
     ranks, count = problem.num_ranks, packs.count
-    order = problem.by_share
-    order = order[heavy[order] & (packs.bin_of[order] < 0)]
+    order = packs.unplaced(problem.by_share)
+    order = order[heavy[order]]
     if not len(order):
         return
-    trial = packs.copy()
+    trial = copy.deepcopy(packs)
     level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
     level = scaled(level, allowed, max(int(level.sum()) * (count - first), 1))
     goal[:, first:] = np.maximum(level, 1)
-    deficit = goal.reshape(ranks * count, -1).copy()
-    window = trial.window(first)
-    if fill.fill_home(order, problem.items, trial.bins, problem.main_phase, rank_of, deficit, window, True, False):
-        rest = order[trial.bin_of[order] < 0]
-        place_anywhere(problem, trial, rest, deficit, problem.items, first)
+    spread = goal.copy()
+    deficit, window = spread.reshape(ranks * count, -1), trial.window(first)
+    phases = problem.main_phase
+    if fill.fill_home(order, problem.items, trial.bins, phases, rank_of, NO_PAIRS, deficit, window, True, False):
+        rest = trial.unplaced(order)
+        place_anywhere(problem, trial, rest, spread, problem.items, first)
         placed = rest[trial.bin_of[rest] >= 0]
-        rank_of[placed] = trial.bin_of[placed] // count
+        rank_of[placed] = trial.rank_of[placed]
 
 
 def _fill_rest(problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, first: int) -> bool:
     """Pack what is left into the micro-batches from `first` on, at home where there is room; False if there is none."""
-    ranks, count = problem.num_ranks, packs.count
-    order = problem.by_share
-    order = order[packs.bin_of[order] < 0]
-    load = np.zeros((ranks, problem.num_phases), np.int64)
+    order = packs.unplaced(problem.by_share)
+    load = np.zeros((problem.num_ranks, problem.num_phases), np.int64)
     np.add.at(load, rank_of[order], problem.cost[order])
-    goal[:, first:] = (load // max(count - first, 1))[:, None, :]
-    deficit = goal.reshape(ranks * count, -1)
-    window = packs.window(first)
-    left = fill.fill_home(order, problem.items, packs.bins, problem.main_phase, rank_of, deficit, window, False, False)
-    if not left:
+    goal[:, first:] = (load // max(packs.count - first, 1))[:, None, :]
+    deficit, window, phases = goal.reshape(-1, problem.num_phases), packs.window(first), problem.main_phase
+    if not fill.fill_home(order, problem.items, packs.bins, phases, rank_of, NO_PAIRS, deficit, window, False, False):
         return True
-    return place_anywhere(problem, packs, order[packs.bin_of[order] < 0], deficit, problem.items, 0) == 0
+    return place_anywhere(problem, packs, packs.unplaced(order), goal, problem.items, 0) == 0
 
 
 def _order_at_home(problem: Problem, packs: Packs) -> None:
     """Renumber each rank's packs, costliest first: like meets like at every index."""
     ranks, count = problem.num_ranks, packs.count
-    load = packs.loads(problem).sum(axis=1).reshape(ranks, count)
-    order = np.argsort(-load, axis=1, kind="stable")
+    order = np.argsort(-packs.loads(problem).sum(axis=2), axis=1, kind="stable")
     new = np.empty((ranks, count), np.int64)
     np.put_along_axis(new, order, np.arange(count)[None, :] + np.arange(ranks)[:, None] * count, axis=1)
     packs.relabel(new.reshape(-1))
@@ -224,7 +218,7 @@ def _lower(problem: Problem, packs: Packs, limit: int, between: str) -> bool:
     """
     ranks, count = problem.num_ranks, packs.count
     load = packs.loads(problem)
-    largest = _largest(problem, load, count)
+    largest = problem.raised(load.max(axis=0))
     excess = int(largest.sum()) - limit
     if excess <= 0:
         return False
@@ -239,7 +233,7 @@ def _lower(problem: Problem, packs: Packs, limit: int, between: str) -> bool:
         packs,
         groups={"rank": numbers, "index": numbers.T, "all": numbers.reshape(1, -1)}[between],
         bins_per_unit=1,
-        excess=load - np.tile(goals, (ranks, 1)),
+        excess=load - goals,
         items=problem.items,
         price=None if between == "rank" else price(problem, packs),
         rounds=2 * MAX_ROUNDS,

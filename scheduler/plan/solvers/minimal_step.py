@@ -12,13 +12,12 @@ Source: devised here; packing at home is worst fit decreasing, then best fit dec
 import numpy as np
 
 from ..kernels import fill
-from ..kernels.jit import Items
-from ..limits import TRIES
+from ..kernels.jit import NO_PAIRS, Items
 from ..packs import Packs
 from ..problem import Problem, bound_with_tolerance
 from ..table import Ints
 from .balance import balanced
-from .free import fit, usual_rate
+from .free import fill_deepest, fit
 from .refine import even_packs_of_ranks, even_ranks
 
 
@@ -38,39 +37,41 @@ def minimal_step(problem: Problem, count: int, reserve: bool, bound: int) -> Pac
 
 def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, limit: int) -> Packs | None:
     """Pack each rank's samples into its own packs; those that find no room go to the ranks with the least load."""
-    ranks = problem.num_ranks
-    order = problem.by_size
-    phase = np.zeros(len(order), np.int64)
+    order, phase = problem.by_size, np.zeros(len(problem.size), np.int64)
     # Emptiest pack first leaves even packs; tightest first fits samples of like size better.
     best, fewest = None, len(order) + 1
     for tight in (False, True):
         packs = Packs.empty(problem, count, reserve)
-        deficit = np.zeros((ranks * count, 1), np.int64)
+        deficit = np.zeros((problem.num_ranks * count, 1), np.int64)
         left = fill.fill_home(
-            order, problem.summed_items, packs.bins, phase, rank_of, deficit, packs.window(), False, tight
-        )  # fmt: skip
+            order, problem.summed_items, packs.bins, phase, rank_of, NO_PAIRS, deficit, packs.window(), False, tight
+        )
         if left < fewest:
             best, fewest = packs, left
         if left == 0:
             break
     assert best is not None
     if fewest:
-        deficit = limit // count - best.loads(problem).sum(axis=1, keepdims=True)
-        if place_anywhere(problem, best, order[best.bin_of[order] < 0], deficit, problem.summed_items, 0):
+        goal = limit // count - best.loads(problem).sum(axis=2, keepdims=True)
+        if place_anywhere(problem, best, best.unplaced(order), goal, problem.summed_items, 0):
             return None
     return best
 
 
-def place_anywhere(problem: Problem, packs: Packs, rest: Ints, deficit: Ints, items: Items, first: int) -> int:
-    """Give samples that found no pack at home to packs furthest below their targets; returns how many are left."""
+def place_anywhere(problem: Problem, packs: Packs, rest: Ints, goal: Ints, items: Items, first: int) -> int:
+    """Give samples that found no pack at home to packs furthest below their targets; returns how many are left.
+
+    Args:
+        goal: `[R, M, K]` what each pack misses, updated.
+    """
+    window = packs.window(first)
     if problem.allowed is not None:
-        phase = np.zeros(len(problem.size), np.int64)
-        return int(fill.fill_allowed(rest, items, packs.bins, phase, problem.allowed, deficit, packs.window(first)))
-    target, rate = deficit.sum(axis=1), usual_rate(problem, problem.weight)
-    fill.fill_deepest(rest, items, packs.bins, problem.weight, target, deficit, packs.window(first), rate, False, TRIES)
+        phase, deficit = np.zeros(len(problem.size), np.int64), goal.reshape(-1, goal.shape[-1])
+        return int(fill.fill_home(rest, items, packs.bins, phase, problem.home, problem.allowed, deficit, window, False, False))
+    fill_deepest(problem, packs, rest, goal, window, items=items)
     return fit(problem, packs, rest)
 
 
 def price(problem: Problem, packs: Packs) -> Ints:
     """`[N]` bytes that a sample adds when it moves: none where it is away from home already."""
-    return np.where(packs.bin_of // packs.count == problem.home, problem.nbytes, 0)
+    return np.where(packs.rank_of == problem.home, problem.nbytes, 0)

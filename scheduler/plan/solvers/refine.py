@@ -42,7 +42,7 @@ def exchange(
     # A pair costs more to weigh with several phases.
     pairs = MAX_PAIRS if problem.num_phases == 1 else MAX_PAIRS // 4
     swap.refine(
-        Units(np.ascontiguousarray(groups), bins_per_unit, np.ascontiguousarray(excess), np.ascontiguousarray(goal)),
+        Units(np.ascontiguousarray(groups), bins_per_unit, excess.reshape(-1, items.cost.shape[1]), np.ascontiguousarray(goal)),
         items._replace(nbytes=price),
         packs.bins,
         Effort(rounds, pairs, patience, choices, problem.work),
@@ -53,9 +53,8 @@ def exchange(
 
 def column_goals(problem: Problem, packs: Packs, load: Ints) -> Ints:
     """`[M, K]` what each micro-batch may cost: the mean of its packs, or its heaviest sample where that is more."""
-    count = packs.count
-    mean = load.reshape(problem.num_ranks, count, -1).sum(axis=0) // problem.num_ranks
-    goals: Ints = np.maximum(mean, scan.heaviest(problem.cost, packs.bin_of, count))
+    mean = load.sum(axis=0) // problem.num_ranks
+    goals: Ints = np.maximum(mean, scan.heaviest(problem.cost, packs.bin_of, packs.count))
     return goals
 
 
@@ -72,18 +71,16 @@ def even_columns(problem: Problem, packs: Packs, *, across: bool) -> None:
         packs,
         groups=numbers[None, :] if across else numbers.reshape(ranks, count).T,
         bins_per_unit=1,
-        excess=load - np.tile(goals, (ranks, 1)),
+        excess=load - goals,
         goal=close.min(axis=0, keepdims=True) if across else close,
         items=problem.items,
     )
 
 
-def even_ranks(
-    problem: Problem, packs: Packs, target: int, *, goal: int, price: Ints | None = None, patience: int = PATIENCE
-) -> None:
+def even_ranks(problem: Problem, packs: Packs, target: int, *, goal: int, price: Ints | None = None) -> None:
     """Exchange samples between ranks until their sums are at most `target + goal`."""
     ranks = problem.num_ranks
-    load = packs.loads(problem).sum(axis=1).reshape(ranks, packs.count).sum(axis=1)
+    load = packs.loads(problem).sum(axis=(1, 2))
     if load.max() <= target + goal:
         return
     exchange(
@@ -91,26 +88,25 @@ def even_ranks(
         packs,
         groups=np.arange(ranks)[None, :],
         bins_per_unit=packs.count,
-        excess=(load - target)[:, None],
+        excess=load - target,
         goal=np.full((1, 1), goal),
         items=problem.summed_items,
         price=price,
         rounds=4 * MAX_ROUNDS,
-        patience=patience,
     )
 
 
 def even_packs_of_ranks(problem: Problem, packs: Packs) -> None:
     """Exchange samples between packs of one rank until its largest is near their mean (pipelines)."""
     ranks, count = problem.num_ranks, packs.count
-    load = packs.loads(problem).sum(axis=1).reshape(ranks, count)
+    load = packs.loads(problem).sum(axis=2)
     mean = load.sum(axis=1, keepdims=True) // count
     exchange(
         problem,
         packs,
         groups=np.arange(ranks * count).reshape(ranks, count),
         bins_per_unit=1,
-        excess=(load - mean).reshape(-1, 1),
+        excess=load - mean,
         goal=mean // GOOD_ENOUGH,
         items=problem.summed_items,
         patience=count,

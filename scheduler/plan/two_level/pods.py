@@ -85,15 +85,7 @@ def plan_in_pods(
     """
     if pods is not None:
         check_int("pods", pods, 1)
-    problem = build_problem(
-        table,
-        num_ranks=num_ranks,
-        config=config,
-        towers=towers,
-        cp_size=cp_size,
-        node_of_rank=node_of_rank,
-        peers=peers,
-    )
+    problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers)
     bound = bounds.objective(problem)
     number = num_pods(problem, pods)
     found = solve_in_pods(problem, bound, number, team) if number > 1 else None

@@ -174,8 +174,7 @@ def floors(problem: Problem, count: int) -> tuple[Ints, int]:
         found.append(heaviest)
         # Packs reach what they may cost only where the capacity holds that much.
         room = np.array([len(found) * ranks * problem.capacity])
-        density = scan.densities(problem.weight, problem.size)
-        most = scan.knapsacks(problem.weight, problem.size, density, density.view(np.int64), room)
+        most = scan.knapsacks(problem.weight, problem.size, room)
         rest = max(total - min(sum(found) * ranks, int(most[0])), 0)
     return np.array(found, np.int64).reshape(-1, 1), rest
 
@@ -201,7 +200,7 @@ def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
     packs = free_microbatch(small, count, False, bound)
     if packs is None:
         return None
-    level = packs.loads(small).reshape(small.num_ranks, count, -1).max(axis=0)
+    level = packs.loads(small).max(axis=0)
     level = level[np.argsort(-level.sum(axis=1), kind="stable")]
     limit = bound_with_tolerance(problem, bound)
     spare = max(limit - int(level.sum()), 0)

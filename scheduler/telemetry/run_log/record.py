@@ -9,8 +9,7 @@ import numpy as np
 from ...._version import __version__  # pyright: ignore[reportMissingImports]
 from ....core import round_up
 from ...config import SchedulerConfig
-from ...plan import CODE_VERSION, MediaTowers, SampleTable, StepPlan
-from ...plan.fixed import plan_fixed
+from ...plan import CODE_VERSION, MediaTowers, SampleTable, StepPlan, plan_fixed
 from ...plan.table import Ints
 from ...stats import StepStats
 from ...step import PackedStep

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["table", "planner", "assignment", "bounds", "fixed", "integers", "two_level.sharing", "two_level.pods"]
+MODULES = ["table", "planner", "assignment", "bounds", "integers", "two_level.sharing", "two_level.pods"]
 
 
 @pytest.mark.parametrize("name", MODULES)

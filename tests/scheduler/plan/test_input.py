@@ -97,29 +97,12 @@ def test_settings_that_make_no_sense(settings, message):
         PlanConfig(**{"max_tokens": 10, **settings})
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"order": "small_ends"}, "order is not a setting any more: packs are ordered by pipeline_stages"),
-        ({"leftover": "drop"}, "leftover is not a setting any more: oversize='drop' drops"),
-        ({"trained_modalities": ()}, r"trained_modalities is not a setting any more: .*adapter_for\(name, trained_modalities="),
-        ({"dummy_tokens": {"image": 4}}, "dummy_tokens is not a setting any more: it follows from the adapter"),
-        ({"dummy_cost": {"image": (4,)}}, "dummy_cost is not a setting any more: it follows from the adapter"),
-        ({"pods": 2}, r"pods is not a setting any more: .*plan_in_pods"),
-        ({"shared_memory": False}, "shared_memory is not a setting any more: transport='network'"),
-        ({"max_peers": 4}, "max_peers is not a setting any more: the device transport chooses"),
-    ],
-)
-def test_a_setting_of_an_earlier_version_is_named_with_what_replaced_it(setting, message):
-    for build in (PlanConfig.from_dict, SchedulerConfig.from_dict, lambda settings: SchedulerConfig(**settings)):
-        with pytest.raises(ValueError, match=message):
-            build({"max_tokens": 8, **setting})
-
-
 def test_settings_are_few_and_a_wrong_name_is_a_type_error_as_ever():
     assert len(set(SchedulerConfig.__struct_fields__) - {"defer"}) <= 22  # `defer` looks beyond the step, as no other does
     with pytest.raises(TypeError, match="max_token"):
         PlanConfig(max_token=8)
+    with pytest.raises(ValueError, match=r"unknown settings \['max_token'\]; known ones are .*'max_tokens'"):
+        SchedulerConfig.from_dict({"max_token": 8})
 
 
 @pytest.mark.parametrize(

@@ -15,24 +15,12 @@ def samples(seed: int, count: int):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pack_sums(seed):
-    rng, size, weight = samples(seed, 30)
-    packs, media = rng.integers(-1, 6, 30), rng.integers(0, 8, 30)
-    costs, sizes, counts, flags = scan.pack_sums(packs, size, np.stack([weight, size], 1), media, 6)
-    for pack in range(6):
-        members = np.flatnonzero(packs == pack)
-        assert costs[pack].tolist() == [weight[members].sum(), size[members].sum()]
-        assert (sizes[pack], counts[pack]) == (size[members].sum(), len(members))
-        assert flags[pack] == np.bitwise_or.reduce(media[members], initial=0)
-    assert scan.sums(packs, size, 6).tolist() == sizes.tolist()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_moves(seed):
+def test_sums_and_flags(seed):
     rng, size, _ = samples(seed, 30)
-    source, target = rng.integers(0, 4, 30), rng.integers(-1, 4, 30)
-    moved = [(a, b, n) for a, b, n in zip(source, target, size, strict=True) if b not in (-1, a)]
-    assert scan.moves(source, target, size, 4) == (len({(a, b) for a, b, _ in moved}), sum(n for _, _, n in moved))
+    packs, media = rng.integers(-1, 6, 30), rng.integers(0, 8, 30)
+    members = [np.flatnonzero(packs == pack) for pack in range(6)]
+    assert scan.sums(packs, size, 6).tolist() == [size[own].sum() for own in members]
+    assert scan.flags(packs, media, 6).tolist() == [np.bitwise_or.reduce(media[own], initial=0) for own in members]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -65,8 +53,7 @@ def test_stairs(seed):
 def test_knapsacks_are_never_below_the_exact_value_and_hardly_above(seed):
     rng, size, weight = samples(seed, 30)
     rooms = np.sort(rng.integers(0, int(size.sum()) + 10, 5))
-    density = weight / size
-    found = scan.knapsacks(weight, size, density, density.view(np.int64), rooms)
+    found = scan.knapsacks(weight, size, rooms)
     for room, value in zip(rooms, found, strict=True):
         exact, rest = Fraction(0), int(room)
         for index in sorted(range(30), key=lambda i: Fraction(int(weight[i]), int(size[i])), reverse=True):

@@ -7,8 +7,7 @@ import pytest
 
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
 from evenpack.scheduler import scheduler as scheduler_module
-from evenpack.scheduler.plan import PlanConfig, SampleTable
-from evenpack.scheduler.plan.fixed import plan_fixed
+from evenpack.scheduler.plan import PlanConfig, SampleTable, plan_fixed
 from evenpack.scheduler.stats import StepClock, step_stats
 from evenpack.scheduler.testing import run_ranks
 
