@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.workloads import WORKLOADS, Workload, image_text_phases
 from evenpack.scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, plan_in_pods, plan_step, warm_up
-from evenpack.scheduler.plan.limits import POD_RANKS, SPARE_SLOTS
+from evenpack.scheduler.plan.limits import POD_RANKS
 from evenpack.scheduler.plan.two_level import pods
 
 #: A step of this many seconds, and the share of it that planning may take.
@@ -95,7 +95,7 @@ def row(name: str, workload: Workload, num_ranks: int, number: int, sync: str, m
              f"rank {rank:5.3f} s = coarse {coarse:5.3f} + pod {own.max():5.3f} + assemble {assemble:5.3f}",
              f"mean pod {own.mean():5.3f}",
              f"gap {plan.gap:7.3%}", f"moved {plan.moved_bytes / table.nbytes.sum():6.2%}",
-             f"gathered {(len(table) * 17 // 16 + (4 + SPARE_SLOTS) * num_ranks) * 4 / 1e6:.1f} MB x {rounds}"]  # fmt: skip
+             f"gathered {(len(table) + 4 * num_ranks) * 4 / 1e6:.1f} MB x {rounds}"]  # fmt: skip
     verdicts = [rank < STEP_SECONDS * SHARE]
     if flat:
         gc.collect()

@@ -112,19 +112,13 @@ def with_terms(problem: Problem, bound: int, counts: range) -> int:
     The rank with the mean load or more has a micro-batch of at least that over M, and of at least the lightest sample;
     the rank with the heaviest sample runs it P times.
     """
-    config = problem.config
-    stages = config.pipeline_stages if config.sync == "step" else 1
-    lightest = int(problem.weight.min()) if len(problem.weight) else 0
-    heaviest = int(problem.weight.max()) if len(problem.weight) else 0
+    stages, fixed = problem.stages, problem.config.microbatch_cost
+    if stages == 1:
+        return bound + fixed * counts[0]
+    lightest, heaviest = (int(problem.weight.min()), int(problem.weight.max())) if len(problem.weight) else (0, 0)
     mean = -(-int(problem.weight.sum()) // problem.num_ranks)
-    best = None
-    for count in counts:
-        largest = max(-(-mean // count), lightest if mean else 0)
-        term = max(bound, mean + (stages - 1) * largest, stages * heaviest) if stages > 1 else bound
-        total = term + config.microbatch_cost * count
-        best = total if best is None else min(best, total)
-    assert best is not None
-    return best
+    largest = {count: max(-(-mean // count), lightest) for count in counts}
+    return min(max(bound, mean + (stages - 1) * largest[count], stages * heaviest) + fixed * count for count in counts)
 
 
 def moved_bytes(problem: Problem, limit: int, count: int) -> int:

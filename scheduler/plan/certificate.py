@@ -95,9 +95,9 @@ def _lower_bound(problem: Problem, found: Assignment, bound: int) -> tuple[int, 
         counts = range(fewest, max(count, 4 * config.pipeline_stages) + 1, multiple)
     lower_bound = bounds.with_terms(problem, bound, counts)
     limit = max(bound_with_tolerance(problem, bound), found.value - config.microbatch_cost * count)
-    if config.sync == "step" and config.pipeline_stages > 1:
+    if problem.stages > 1:
         # The largest micro-batch is at least the mean of M.
-        limit = max(limit, bound_with_tolerance(problem, lower_bound)) * count // (count + config.pipeline_stages - 1)
+        limit = max(limit, bound_with_tolerance(problem, lower_bound)) * count // (count + problem.stages - 1)
     return lower_bound, limit
 
 

@@ -77,8 +77,6 @@ MAX_POD_FAILURES = 3
 PODS_GOOD_ENOUGH = (10, 30)
 #: A plan by pods so many thousandths above the bound and the tolerance is given up for one in one piece.
 PODS_TOO_FAR = 50
-#: Samples for which a rank's part of its pod's plan has room at once: the mean, a sixteenth more, and these.
-SPARE_SLOTS = 4
 #: Most load of a pod: its mean and, in hundredths, this part of what the tolerance allows a rank above it.
 POD_LOAD_SHARE = {"step": 50, "microbatch": 0}
 #: Most tokens of a pod, in hundredths: this part of the way from what the mean pod holds to what fits.

@@ -81,6 +81,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return int(self.cost.shape[1])
 
     @property
+    def stages(self) -> int:
+        """Pipeline stages in the objective, which counts them at step sync alone."""
+        return self.config.pipeline_stages if self.config.sync == "step" else 1
+
+    @property
     def trained(self) -> int:
         """Bit flags of the dummies that a micro-batch without media needs."""
         return sum(dummy for _, dummy in self.trained_towers)
@@ -104,6 +109,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def summed_items(self) -> Items:
         """The samples as kernels take them, with the cost over all phases as their only one."""
         return self.items._replace(cost=self.weight[:, None])
+
+    @cached_property
+    def rate(self) -> int:
+        """Cost of 1,024 tokens over all phases, on average."""
+        return usual_rate(self.weight, self.size)
 
     @cached_property
     def sizes(self) -> Ints:
@@ -173,6 +183,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
         )
 
 
+def over_phases(cost: Ints) -> Ints:
+    """`[N]` sums of costs `[N, K]` over phases, as a new array."""
+    # With one phase a copy costs a tenth of a sum over an axis of length one.
+    return cost[:, 0].copy() if cost.shape[1] == 1 else cost.sum(axis=1)
+
+
+def usual_rate(weight: Ints, size: Ints) -> int:
+    """Cost of 1,024 tokens, on average."""
+    return max(int(weight.sum()) * 1024 // max(int(size.sum()), 1), 1)
+
+
 def bound_with_tolerance(problem: Problem, bound: int) -> int:
     """The bound with the tolerance on top: how far above it a plan may end, so that samples stay at home."""
     return bound + floor_scale(bound, problem.config.tolerance)
@@ -231,8 +252,7 @@ def build_problem(
         kept=kept,
         size=columns["padded"],
         cost=cost,
-        # With one phase a copy costs a tenth of a sum over an axis of length one.
-        weight=cost[:, 0].copy() if cost.shape[1] == 1 else cost.sum(axis=1),
+        weight=over_phases(cost),
         nbytes=columns["nbytes"],
         home=columns["home"],
         media=columns["media"],
@@ -268,29 +288,28 @@ def _columns(table: SampleTable) -> dict[str, Ints]:
 
 
 def _check_table(columns: dict[str, Ints], num_ranks: int, align: int) -> None:
-    def broken_rows(name: str, low: int, above: int | None = None) -> Bools | None:
-        """Rows below `low` or from `above` on; None where there are none, which two passes without a mask tell."""
+    tokens, padded, most = columns["tokens"], columns["padded"], np.iinfo(np.int64).max
+    for name, low, high, rule in (
+        ("tokens", 1, most, "at least 1"),
+        ("nbytes", 0, most, "at least 0"),
+        ("home", 0, num_ranks - 1, f"a rank from 0 to {num_ranks - 1}"),
+        ("media", 0, NUM_SETS - 1, f"bit flags below {NUM_SETS}"),
+        ("loss_tokens", 0, most, "at least 0"),
+        ("cost", 0, most, "at least 0"),
+    ):
         column = columns[name]
-        if not column.size or (column.min() >= low and (above is None or column.max() < above)):
-            return None
-        outside = column < low if above is None else (column < low) | (column >= above)
-        rows: Bools = np.any(outside.reshape(len(column), -1), axis=1)
-        return rows
+        # Two passes without a mask tell that all is well, as it nearly always is.
+        if column.size and (column.min() < low or column.max() > high):
+            _refuse(columns, name, (column < low) | (column > high), rule)
+    _refuse(columns, "padded", padded < tokens, "at least the sample's tokens")
+    if align > 1:
+        _refuse(columns, "padded", padded % align != 0, f"a multiple of align={align}")
 
-    checks = [
-        ("tokens", broken_rows("tokens", 1), "at least 1"),
-        ("padded", columns["padded"] < columns["tokens"], "at least the sample's tokens"),
-        ("padded", columns["padded"] % align != 0 if align > 1 else None, f"a multiple of align={align}"),
-        ("nbytes", broken_rows("nbytes", 0), "at least 0"),
-        ("home", broken_rows("home", 0, num_ranks), f"a rank from 0 to {num_ranks - 1}"),
-        ("media", broken_rows("media", 0, NUM_SETS), f"bit flags below {NUM_SETS}"),
-        ("loss_tokens", broken_rows("loss_tokens", 0), "at least 0"),
-        ("cost", broken_rows("cost", 0), "at least 0"),
-    ]
-    for name, broken, rule in checks:
-        if broken is not None and broken.any():
-            row = int(np.argmax(broken))
-            raise PlanError(f"sample {row}: {name} must be {rule}, got {columns[name][row].tolist()}")
+
+def _refuse(columns: dict[str, Ints], name: str, broken: Bools, rule: str) -> None:
+    if broken.any():
+        row = int(np.argmax(broken.reshape(len(broken), -1).any(axis=1)))
+        raise PlanError(f"sample {row}: {name} must be {rule}, got {columns[name][row].tolist()}")
 
 
 def _within_capacity(padded: Ints, capacity: int, config: PlanConfig) -> Ints:

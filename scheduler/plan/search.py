@@ -113,7 +113,7 @@ def _fewest(problem: Problem) -> int:
 def _promising(problem: Problem) -> list[int]:
     """Numbers of micro-batches for a pipeline, up to 4 P: all of them, or the best by a guess where that is too many."""
     config = problem.config
-    if config.sync == "microbatch" or config.pipeline_stages == 1 or not len(problem.size):
+    if problem.stages == 1 or not len(problem.size):
         return []
     fewest = _fewest(problem)
     counts = range(fewest, max(fewest, 4 * config.pipeline_stages) + 1, config.microbatch_multiple)

@@ -59,26 +59,6 @@ def _order_heap(heap, where, key, size):
 
 
 @compiled
-def _drop_top(heap, where, key, size):
-    """Take the top off a heap of `size` entries; returns how many are left."""
-    size -= 1
-    heap[0] = heap[size]
-    if size > 0:
-        _place(heap, where, key, 0, size, 0)
-    return size
-
-
-@compiled
-def _put_back(aside, number, heap, where, key, size):
-    """Add the first `number` entries of `aside` to a heap of `size` entries; returns its new size."""
-    for k in range(number):
-        heap[size] = aside[k]
-        size += 1
-        _place(heap, where, key, size - 1, size, 0)
-    return size
-
-
-@compiled
 def _can_take(target, free_tokens, rate):
     """What a pack can still take: the cost it misses, or what its free tokens hold at the usual cost per token."""
     return min(target, (free_tokens * rate) >> 10)
@@ -160,8 +140,13 @@ def fill_deepest(order, items, bins, weight, target, deficit, window, rate, stri
             if free_slots[top] > 0:
                 aside[num_aside] = top
                 num_aside += 1
-            heap_size = _drop_top(heap, where, key, heap_size)
-        heap_size = _put_back(aside, num_aside, heap, where, key, heap_size)
+            heap_size -= 1
+            heap[0] = heap[heap_size]
+            _place(heap, where, key, 0, heap_size, 0)
+        for k in range(num_aside):
+            heap[heap_size] = aside[k]
+            heap_size += 1
+            _place(heap, where, key, heap_size - 1, heap_size, 0)
         if not placed:
             left += 1
     return left
@@ -348,8 +333,13 @@ def fill_ranks(order, items, bins, key, deficit, tries, tight):
                 break
             aside[num_aside] = top
             num_aside += 1
-            heap_size = _drop_top(heap, where, key, heap_size)
-        heap_size = _put_back(aside, num_aside, heap, where, key, heap_size)
+            heap_size -= 1
+            heap[0] = heap[heap_size]
+            _place(heap, where, key, 0, heap_size, 0)
+        for k in range(num_aside):
+            heap[heap_size] = aside[k]
+            heap_size += 1
+            _place(heap, where, key, heap_size - 1, heap_size, 0)
         if not placed:
             left += 1
     return left
@@ -474,7 +464,9 @@ def _give(ranks, items, gifts, loads, rate, allowed):
             index = _choose_gift(own, giver, items, gifts, surplus[giver], limit - load[taker], most_tokens - tokens[taker])
         if index < 0:
             stuck += 1
-            num_donors = _drop_top(donors, none, surplus, num_donors)
+            num_donors -= 1
+            donors[0] = donors[num_donors]
+            _place(donors, none, surplus, 0, num_donors, 0)
             continue
         # Few pairs of ranks talk: the last partner takes it where it can.
         last = partner[giver]
@@ -490,9 +482,9 @@ def _give(ranks, items, gifts, loads, rate, allowed):
         _place(receivers, where, takes, where[taker], num_receivers, 0)
         surplus[giver] = load[giver] - limit
         if surplus[giver] <= 0:
-            num_donors = _drop_top(donors, none, surplus, num_donors)
-        else:
-            _place(donors, none, surplus, 0, num_donors, 0)
+            num_donors -= 1
+            donors[0] = donors[num_donors]
+        _place(donors, none, surplus, 0, num_donors, 0)
     return stuck + num_donors
 
 

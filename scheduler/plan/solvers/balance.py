@@ -19,7 +19,6 @@ from ..kernels.jit import Gifts, RankLoads
 from ..limits import HEAVY_PER_RANK, MAX_FORCED_RANKS, MAX_FORCED_ROUNDS
 from ..problem import Problem
 from ..table import Bools, Ints
-from .free import usual_rate
 
 
 def balanced(problem: Problem, limit: int, count: int) -> Ints:
@@ -51,8 +50,7 @@ def balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bo
         count * problem.capacity,
     )
     gifts = Gifts(some[order], starts, movable, rank_of)
-    rate = usual_rate(problem, problem.weight)
-    return int(fill.balance(problem.items, gifts, loads, rate, problem.node, problem.allowed_or_any))
+    return int(fill.balance(problem.items, gifts, loads, problem.rate, problem.node, problem.allowed_or_any))
 
 
 def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:

@@ -20,7 +20,7 @@ from ..kernels import fill, swap
 from ..kernels.jit import Items, Window
 from ..limits import GOOD_ENOUGH, GOOD_GAP, MAX_CAPACITIES, MAX_EVEN_PASSES, MAX_POLISH, POLISH_PARTNERS, TRIES
 from ..packs import Packs
-from ..problem import Problem
+from ..problem import Problem, over_phases, usual_rate
 from ..table import Ints
 from .refine import even_columns, even_packs_of_ranks, even_ranks
 
@@ -204,15 +204,12 @@ def fill_deepest(
     """
     items = problem.items if items is None else items
     deficit = goal.reshape(-1, goal.shape[-1])
-    weight = problem.weight if phase is None else np.ascontiguousarray(problem.cost[:, phase])
-    target = deficit.sum(axis=1) if phase is None else deficit[:, phase].copy()
-    rate = usual_rate(problem, weight)
+    if phase is None:
+        weight, target, rate = problem.weight, over_phases(deficit), problem.rate
+    else:
+        weight, target = np.ascontiguousarray(problem.cost[:, phase]), deficit[:, phase].copy()
+        rate = usual_rate(weight, problem.size)
     fill.fill_deepest(order, items, packs.bins, weight, target, deficit, window, rate, strict, tries)
-
-
-def usual_rate(problem: Problem, weight: Ints) -> int:
-    """Cost of 1,024 tokens, on average."""
-    return max(int(weight.sum()) * 1024 // max(int(problem.size.sum()), 1), 1)
 
 
 def fit(problem: Problem, packs: Packs, order: Ints) -> int:

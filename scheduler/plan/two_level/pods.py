@@ -5,6 +5,7 @@ that can talk plan their own pod only and gather the result; the plan is the sam
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from ..limits import (
     POD_SAMPLES,
     PODS_GOOD_ENOUGH,
     PODS_TOO_FAR,
-    SPARE_SLOTS,
     VERY_LARGE_STEP,
 )
 from ..packs import Packs
@@ -33,8 +33,6 @@ from ..search import attempt, search, solve
 from ..settings import NO_TOWERS, MediaTowers, PlanConfig, check_int
 from ..table import Ints, SampleTable
 from .sharing import PodProblem, Pods, Share, assign_to_pods, pod_problem
-
-_NOTHING = np.zeros(0, np.int64)
 
 Gather = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
 
@@ -89,10 +87,10 @@ def plan_in_pods(
     bound = bounds.objective(problem)
     number = num_pods(problem, pods)
     found = solve_in_pods(problem, bound, number, team) if number > 1 else None
-    # Every rank decides alike, since value and bound are those of the whole step.
-    if found is not None and not is_near(problem, bound, found):
-        found = None
-    return certify(table, problem, found or solve(problem, bound), bound)
+    # Every rank decides alike, since value and bound are those of the whole step. Pipelines make the bound a loose one.
+    if found is None or not (problem.stages > 1 or _is_within(problem, bound, found, PODS_TOO_FAR)):
+        found = solve(problem, bound)
+    return certify(table, problem, found, bound)
 
 
 def planner_for(num_samples: int) -> Callable[..., StepPlan]:
@@ -104,20 +102,13 @@ def num_pods(problem: Problem, wanted: int | None = None) -> int:
     """Number of pods that a step is planned in; 1 for all in one piece."""
     if problem.allowed is not None or not len(problem.size):
         return 1
-    if wanted is None:
-        wanted = (
-            min(problem.num_ranks // POD_RANKS, len(problem.size) // POD_SAMPLES) if len(problem.size) >= VERY_LARGE_STEP else 1
-        )
-    return max(1, min(wanted, problem.num_ranks))
-
-
-def is_near(problem: Problem, bound: int, found: Assignment) -> bool:
-    """Whether a plan by pods is as good as one may expect; not where pipelines make the bound a loose one anyway."""
-    config = problem.config
-    return (config.sync == "step" and config.pipeline_stages > 1) or _is_within(problem, bound, found, PODS_TOO_FAR)
+    if wanted is None and len(problem.size) >= VERY_LARGE_STEP:
+        wanted = min(problem.num_ranks // POD_RANKS, len(problem.size) // POD_SAMPLES)
+    return max(1, min(wanted or 1, problem.num_ranks))
 
 
 def _is_within(problem: Problem, bound: int, found: Assignment, thousandths: int) -> bool:
+    """Whether the objective ends at most so many thousandths above the bound, and the tolerance with minimal movement."""
     limit = bound if problem.config.movement == "free" else bound_with_tolerance(problem, bound)
     value = found.value - problem.config.microbatch_cost * found.num_microbatches
     return value <= limit + limit * thousandths // 1000
@@ -137,7 +128,6 @@ def solve_in_pods(problem: Problem, bound: int, number: int, team: Team | None =
     pods = Pods.of(problem.node, number)
     whole = PodProblem.of(problem)
     near = PODS_GOOD_ENOUGH[problem.num_phases > 1]
-    pipelines = problem.config.sync == "step" and problem.config.pipeline_stages > 1
     failures, enough = 0, False
 
     def plan(count: int) -> Assignment | None:
@@ -147,7 +137,7 @@ def solve_in_pods(problem: Problem, bound: int, number: int, team: Team | None =
         share = assign_to_pods(whole, pods, count, bound)
         found = _planned(whole, pods, share, count, bound, team)
         failures += found is None
-        enough = found is not None and not pipelines and _is_within(whole, bound, found, near)
+        enough = found is not None and problem.stages == 1 and _is_within(whole, bound, found, near)
         return found
 
     if problem.config.num_microbatches is not None:
@@ -156,6 +146,8 @@ def solve_in_pods(problem: Problem, bound: int, number: int, team: Team | None =
 
 
 def _planned(problem: PodProblem, pods: Pods, share: Share, count: int, bound: int, team: Team | None) -> Assignment | None:
+    """The plan of all pods with `count` micro-batches; None where a pod has none."""
+    parts: Sequence[Ints | None]
     if team is None:
         parts = [_plan_pod(problem, pods, share, pod, count, bound) for pod in range(len(pods))]
     else:
@@ -174,44 +166,30 @@ def _plan_pod(problem: PodProblem, pods: Pods, share: Share, pod: int, count: in
     return None if found is None else found.rank * count + found.microbatch
 
 
-def _gathered(problem: PodProblem, pods: Pods, share: Share, count: int, bound: int, team: Team) -> list[Ints | None]:
+def _gathered(problem: PodProblem, pods: Pods, share: Share, count: int, bound: int, team: Team) -> Sequence[Ints | None]:
     """Plan the own pod; every rank tells an equal part of its pod's plan."""
     pod = int(pods.pod[team.rank])
     own = _plan_pod(problem, pods, share, pod, count, bound)
+    # Digests first: the length of the parts follows from how the samples were shared out, which must be the same on all ranks.
+    head = np.zeros(4, "<i4")
+    head[:2] = _digest(np.array([count]), share.starts, share.order)
+    if own is not None:
+        head[2:] = _digest(own)
+        head[2] |= 1  # never 0, which says that there is no plan
+    heads = team.gather(head.view(np.uint8)).view("<i4")
+    _check_same(heads[:, :2], 0, "shared the step out to pods")
+    for first, last in itertools.pairwise(pods.first.tolist()):
+        _check_same(heads[first:last, 2:], first, "planned their part of the step")
+    if own is None or not heads[:, 2].all():
+        return [None]
     numbers = np.diff(share.starts)
     each = -(-numbers // pods.sizes)
-    some = _NOTHING if own is None else own[(team.rank - int(pods.first[pod])) * int(each[pod]) :][: int(each[pod])]
-    heads, rows = _exchanged(problem, share, count, own, some, int(each.max()), team)
-    parts: list[Ints | None] = []
-    for index in range(len(pods)):
-        first, last = int(pods.first[index]), int(pods.first[index + 1])
-        _check_same(heads[first:last, 2:], first, "planned their part of the step")
-        plan = rows[first:last, : int(each[index])].reshape(-1)[: numbers[index]]
-        parts.append(plan.astype(np.int64) if heads[first, 2:].any() else None)
-    return parts
-
-
-def _exchanged(
-    problem: Problem, share: Share, count: int, own: Ints | None, some: Ints, most: int, team: Team
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Gather `[R, 4]` digests, of what was shared out and of each rank's pod's plan (0: none), and `[R, most]` of the plans.
-
-    How much is gathered first follows from what ranks know to be equal, so that those that disagree find out.
-    """
-    usual = -(-len(problem.size) // problem.num_ranks)
-    # Its length follows from N and R alone: ranks that shared the samples out differently still gather, and find out.
-    slots = usual + usual // 16 + SPARE_SLOTS
-    row = np.zeros(4 + max(slots, most), "<i4")
-    row[:2] = _digest(np.array([count]), share.starts, share.order)
-    if own is not None:
-        row[2:4] = _digest(own)
-        row[2] |= 1  # never 0, which says that there is no plan
-    row[4 : 4 + len(some)] = some
-    rows = team.gather(row[: 4 + slots].view(np.uint8)).view("<i4")
-    _check_same(rows[:, :2], 0, "shared the step out to pods")
-    if most > slots:
-        rows = np.concatenate([rows, team.gather(row[4 + slots :].view(np.uint8)).view("<i4")], axis=1)
-    return rows[:, :4], rows[:, 4:]
+    some = own[(team.rank - int(pods.first[pod])) * int(each[pod]) :][: int(each[pod])]
+    rows = team.gather(np.pad(some, (0, int(each.max()) - len(some))).astype("<i4").view(np.uint8)).view("<i4")
+    return [
+        rows[first:last, :part].reshape(-1)[:number].astype(np.int64)
+        for (first, last), part, number in zip(itertools.pairwise(pods.first), each, numbers, strict=True)
+    ]
 
 
 def _digest(*arrays: Ints) -> npt.NDArray[np.int32]:

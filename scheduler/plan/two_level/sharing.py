@@ -211,9 +211,6 @@ def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
 def _deal_out(problem: Problem, pods: Pods) -> Ints:
     """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike."""
     pod_of = np.empty(len(problem.size), np.int64)
-    if problem.num_phases == 1:
-        pod_kernels.deal_out(problem.by_weight, problem.weight, pods.sizes, pod_of)
-        return pod_of
     order = problem.by_share
     for phase in range(problem.num_phases):
         some = order[problem.main_phase[order] == phase]
@@ -264,14 +261,17 @@ def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Bools, he
     alone[first] = True
     surplus = np.maximum(held - pods.sizes, 0)
     movers = by_bytes[~alone][::-1]
-    # The first `surplus` of each pod go.
-    order, starts = scan.group(pods.pod[problem.home[movers]], len(pods))
-    place = np.arange(len(movers)) - starts[pods.pod[problem.home[movers[order]]]]
-    movers = movers[order][place < surplus[pods.pod[problem.home[movers[order]]]]]
+    movers = movers[_first_of_each(pods.pod[problem.home[movers]], surplus)]
     without = np.setdiff1d(np.arange(problem.num_ranks), problem.home[heads])
-    order, starts = scan.group(pods.pod[without], len(pods))
-    place = np.arange(len(without)) - starts[pods.pod[without[order]]]
-    takers = without[order][place < np.maximum(pods.sizes - held, 0)[pods.pod[without[order]]]]
+    takers = without[_first_of_each(pods.pod[without], np.maximum(pods.sizes - held, 0))]
     number = min(len(movers), len(takers))
     rank_of[movers[:number]] = takers[:number]
     movable[heads] = False
+
+
+def _first_of_each(keys: Ints, most: Ints) -> Ints:
+    """Positions of the first `most[k]` entries with each key k, key after key."""
+    order, starts = scan.group(keys, len(most))
+    place = np.arange(len(keys)) - starts[keys[order]]
+    found: Ints = order[place < most[keys[order]]]
+    return found

@@ -201,7 +201,7 @@ def test_ranks_that_share_a_step_out_differently_are_named(monkeypatch):
     run_ranks(plan, 4, timeout=30)
 
 
-def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
+def test_pods_of_very_different_sizes_tell_their_plans():
     """Two ranks of eight hold nine samples of ten, all light, and the others the work: samples stay where they are."""
     home = np.repeat(np.arange(8), [90, 90, 4, 4, 4, 4, 4, 4])
     cost = np.where(home < 2, 10, 225)
@@ -209,19 +209,7 @@ def test_a_pod_with_most_of_the_samples_tells_the_rest_in_a_second_gather():
     config, towers = PlanConfig(max_tokens=128), MediaTowers()
     alone = plan_in_pods(table, num_ranks=8, config=config, towers=towers, pods=4)
     assert alone.moved_bytes == 0
-    counts, hub = [], MemoryHub(8)
-
-    def plan(rank, _):
-        transport = hub.transport(rank)
-
-        def gather(row):
-            counts.append(rank)
-            return transport.gather(row)
-
-        return plan_in_pods(table, num_ranks=8, config=config, towers=towers, team=Team(rank=rank, gather=gather), pods=4)
-
-    assert all(same(alone, plan) for plan in run_ranks(plan, 8))
-    assert sorted(counts) == sorted([*range(8)] * 2)
+    assert all(same(alone, plan) for plan in together(table, 8, config=config, towers=towers, pods=4))
 
 
 @pytest.mark.parametrize("module", [sharing, pods, pod_kernels])
