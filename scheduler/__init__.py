@@ -10,8 +10,7 @@ from .comm.transports import Transport
 from .config import SchedulerConfig
 from .cost.model import CostModel
 from .offline import OfflineConfig, OfflineIndex
-from .plan import PlanConfig, SampleTable, StepPlan, plan_step
-from .plan.fixed import plan_fixed
+from .plan import PlanConfig, SampleTable, StepPlan, plan_fixed, plan_step
 from .scheduler import PackingScheduler
 from .sources import Source
 from .stats import StepStats
