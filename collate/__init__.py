@@ -11,6 +11,7 @@ from .packs.batch import PackedBatch
 from .packs.pack import pack_samples
 from .packs.row import Boundaries
 from .packs.shard import cp_slots
+from .samples.group import fold_group
 from .samples.prepare import prepare_sample
 from .samples.truncate import truncate_sample
 
@@ -20,6 +21,7 @@ __all__ = [
     "PackedBatch",
     "SampleEncoder",
     "cp_slots",
+    "fold_group",
     "load_processor",
     "pack_alignment",
     "pack_samples",

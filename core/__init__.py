@@ -23,6 +23,7 @@ from .errors import (
     UnsafeModelError,
 )
 from .fields import Field, FieldSet
+from .group import SampleGroup, layout_grids, media_codes, members_of
 from .records import differences, plain
 from .rounding import round_up
 from .sample import IGNORED, TYPE_CODES, Sample, SampleLayout
@@ -47,11 +48,15 @@ __all__ = [
     "PlanMismatchError",
     "Sample",
     "SampleError",
+    "SampleGroup",
     "SampleLayout",
     "SpelledMediaTokenError",
     "UndeclaredFieldError",
     "UnsafeModelError",
     "differences",
+    "layout_grids",
+    "media_codes",
+    "members_of",
     "plain",
     "round_up",
 ]

@@ -15,12 +15,13 @@ Bidirectional = Literal["image", "sample_images", "prefix"]
 #: How blocks of tokens that see each other meet sliding windows; see `ModelAdapter.block_layers`.
 BlockLayers = Literal["all", "sliding", "beyond"]
 
-#: Fields of every family: text, its targets and their weights, and the sample's name.
+#: Fields of every family: text, its targets and their weights, the names of the sample and of its group.
 TEXT_FIELDS: tuple[Field, ...] = (
     Field(name="input_ids", kind="token", dtype="int64", required=True),
     Field(name="labels", kind="token", dtype="int64", pad=-100),
     Field(name="loss_weights", kind="token", dtype="float32", default=1.0, pad=0.0),
     Field(name="sample_id", kind="sample", dtype="id"),
+    Field(name="group_id", kind="sample", dtype="id"),
 )
 
 

@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from ..collate.samples.group import Groups
 from ..core.fields import TENSOR_DTYPES
 from .plan.settings import PlanConfig, check_int, check_literal, check_real
 
@@ -45,6 +46,10 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         defer: most steps that a sample heavier than the mean rank load may wait until enough equally heavy ones arrive; None
             never delays one.
         loss_average: average the loss over target tokens (by weight), or over samples first.
+        groups: what becomes of samples that follow one another with the same `group_id` (answers to one prompt, a preference
+            pair): as any samples ("split"); in one pack ("together"); or also with what they have in common computed once:
+            tokens that no member learns ("prompt"), or all ("prefix": weights add up). The last two take a group apart that is
+            too large or too heavy for one pack, each part with its copy. A group counts as one sample in `samples_per_step`.
         pixel_dtype: floating dtype to which pixels are cast on their own rank, before they move; None keeps them.
         transport: how metadata and samples travel: over host memory ("host": gloo, and memory that ranks of a node share), over
             the accelerator's network ("device": NCCL), the best of both ("auto"), or as "auto" but without memory that ranks of
@@ -68,6 +73,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
     defer: int | None = None
     loss_average: LossAverage = "token"
     pixel_dtype: str | None = None
+    groups: Groups = "split"
     prefetch: int = 1
     transport: TransportName = "auto"
     static_shapes: bool = False
@@ -85,6 +91,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             ("on_exhausted", OnExhausted),
             ("loss_average", LossAverage),
             ("transport", TransportName),
+            ("groups", Groups),
         ):
             check_literal(name, getattr(self, name), get_args(kind))
         if self.pixel_dtype is not None:
@@ -95,6 +102,7 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             raise ValueError(
                 "static_shapes needs max_segments, the number of segments that every pack's boundaries have room for"
             )
+        self._check_groups()
         self._check_step_size()
         for name, value, most in (
             ("defer", self.defer, MAX_STEPS_WAITED),
@@ -109,6 +117,20 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
             return self
         multiple = self.pack_align or self.segment_align(cp_size)
         return msgspec.structs.replace(self, pack_align=self.max_tokens * cp_size // multiple * multiple or multiple)
+
+    def _check_groups(self) -> None:
+        if self.groups == "split":
+            return
+        refused = {
+            "oversize='truncate', which would cut the last answers": self.oversize == "truncate",
+            "scope='microbatch', where lists are packs already": self.scope == "microbatch",
+            "loss_average='sample', where targets of a prefix have several weights": self.groups == "prefix"
+            and self.loss_average == "sample",
+            "static_shapes, which counts segments": self.static_shapes or self.max_segments is not None,
+        }
+        for what, is_set in refused.items():
+            if is_set:
+                raise ValueError(f"groups={self.groups!r} excludes {what}")
 
     def _check_step_size(self) -> None:
         given = [name for name in ("samples_per_step", "tokens_per_step") if getattr(self, name) is not None]

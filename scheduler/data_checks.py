@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core import Sample
+from ..core import Sample, members_of
 from .stages.describe import Described, id_hash
 from .stages.gather import Gathered
 
@@ -72,7 +72,7 @@ class DataChecks:
         for item in mine:
             if self._shifted_left is None:
                 return None
-            verdict = labels_are_shifted(item.block.sample)
+            verdict = labels_are_shifted(members_of(item.block.sample)[0])
             if verdict is False:
                 self._shifted_left = None
             elif verdict:

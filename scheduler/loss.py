@@ -9,6 +9,7 @@ from ..collate import PackedBatch
 from .plan.settings import check_literal
 
 Reduce = Literal["mean", "sum"]
+Divisor = Literal["loss", "samples", "groups"]
 
 
 def packed_loss(

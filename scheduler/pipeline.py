@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from ..core import CorruptBlockError, EvenpackError, Sample
+from ..core import CorruptBlockError, EvenpackError, Sample, SampleGroup, members_of
 from ..core.fields import dtype_of
 from .comm.channel import Channel
 from .comm.transports import TransportError
@@ -20,7 +20,7 @@ from .stages.collect import Reader
 from .stages.describe import Described, Describer
 from .stages.exchange import Exchanger, plan_number
 from .stages.gather import Gathered, Gatherer, RankState
-from .stages.planning import Planner, plan_samples
+from .stages.planning import Planner, heaviest_part, plan_samples
 from .stages.select import first_quota, select
 from .state import Checkpoint
 from .stats import step_stats
@@ -142,22 +142,31 @@ class Pipeline:
             channel=self._channel,
         )
         self._digest = plan_number(plan)
+        if config.groups in ("prompt", "prefix"):
+            self._describer.heavy = heaviest_part(table, num_ranks, config)
         self._enter("exchanging")
         samples = self._exchange(table, plan, chosen.mine)
         warnings = self._checks.step(self.step, chosen.mine, chosen.gathered) if self._checks else []
         seconds = time.monotonic() - started
         stats = step_stats(
-            table, plan, step=self.step, dropped=dropped, truncated=truncated, waits=chosen.waits, seconds=seconds
+            table,
+            plan,
+            members=chosen.gathered.group_column("num_members"),
+            step=self.step,
+            dropped=dropped,
+            truncated=truncated,
+            waits=chosen.waits,
+            seconds=seconds,
         )
         step = PackedStep(
             context,
             table=table,
             plan=plan,
-            weights=chosen.gathered.records["weight"].astype(np.float64),
+            gathered=chosen.gathered,
             samples=samples,
             stats=stats,
             media_dtype=dtype_of(gathered.media_dtype),
-            home_ids=[item.block.sample.sample_id for item in chosen.mine],
+            home_ids=[[member.sample_id for member in members_of(item.block.sample)] for item in chosen.mine],
         )
         self.step += 1
         return Prepared(step, self.checkpoint(in_epoch=True), tuple(fresh), warnings)
@@ -180,7 +189,7 @@ class Pipeline:
         )
         return self._run(lambda: self._gatherer(state), self._executor, is_gather=True)
 
-    def _exchange(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
+    def _exchange(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample | SampleGroup]:
         executor = self._executor
         if executor is not None and not (plan.moved_bytes and self._channel.exchanges_on_device):
             executor = None
@@ -221,10 +230,12 @@ class Pipeline:
     def checkpoint(self, *, in_epoch: bool) -> Checkpoint:
         """Return where the next step begins."""
         position, dtypes = self.reader.position(), self._describer.dtypes
-        return Checkpoint(step=self.step, plan=self._digest, dtypes=dtypes, in_epoch=in_epoch, position=position)
+        heavy = self._describer.heavy
+        return Checkpoint(step=self.step, plan=self._digest, dtypes=dtypes, in_epoch=in_epoch, position=position, heavy=heavy)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go to a checkpoint, before `start_epoch`."""
         self.step, self._digest = checkpoint.step, checkpoint.plan
         self._describer.load_dtypes(checkpoint.dtypes)
+        self._describer.heavy = checkpoint.heavy
         self.reader.load(checkpoint.position, in_epoch=checkpoint.in_epoch)

@@ -13,7 +13,8 @@ from typing import Any, Self
 import msgspec
 import torch
 
-from ..core import Field
+from ..collate.samples.group import shares_prefixes
+from ..core import Field, UnsafeModelError
 from ..models import ModelAdapter
 from ..models.attention.blocks import check_cp
 from .comm.channel import OpenTransport, open_channel
@@ -105,6 +106,15 @@ class PackingScheduler(Iterator[PackedStep]):
             raise ValueError(
                 "count_items needs samples_per_step and on_exhausted='drain', got "
                 f"samples_per_step={config.samples_per_step}, on_exhausted={config.on_exhausted!r}"
+            )
+        if count_items and config.groups != "split":
+            raise ValueError(
+                f"count_items counts items of the source, and groups={config.groups!r} makes samples of several one"
+            )
+        if config.groups in ("prompt", "prefix") and not shares_prefixes(adapter):
+            raise UnsafeModelError(
+                f"{adapter.name} has tokens that see each other both ways, so a prefix is not the same in every sample of a "
+                f"group: groups must be 'split' or 'together', got {config.groups!r}"
             )
         self._adapter = adapter = msgspec.structs.replace(adapter, fields=adapter.fields.extended(fields))
         groups = ProcessGroups.from_world() if groups is None else groups
@@ -310,7 +320,7 @@ class PackingScheduler(Iterator[PackedStep]):
                 raise ValueError(f"with {what}, a source that cannot go back has no state")
             self._prefetcher.settle()
             fresh = [item for prepared in self._in_flight for item in prepared.fresh]
-            checkpoint = with_in_flight(checkpoint, fresh, self._pipeline.reader.waiting)
+            checkpoint = with_in_flight(checkpoint, fresh, self._pipeline.reader.unused)
         state = to_state(checkpoint, rank=rank, num_ranks=num_ranks, adapter=self._adapter)
         return {**state, **self._costs.state(checkpoint.step)}
 

@@ -27,6 +27,7 @@ _KEYS = (
     "index",
     "exhausted",
     "started",
+    "heavy",
 )
 
 
@@ -39,6 +40,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         dtypes: dtype codes of the fields of free dtype.
         in_epoch: whether the epoch continues.
         position: where the reader stands.
+        heavy: most that a part of a group may cost, as the last plan had it.
     """
 
     step: int
@@ -46,6 +48,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     dtypes: bytes
     in_epoch: bool
     position: Position
+    heavy: int | None = None
 
 
 def with_in_flight(checkpoint: Checkpoint, fresh: Sequence[Described], waiting: Sequence[Described]) -> Checkpoint:
@@ -81,6 +84,7 @@ def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int, adapter: Mode
         "index": position.index,
         "exhausted": position.exhausted,
         "started": position.started,
+        "heavy": checkpoint.heavy,
     }
 
 
@@ -109,6 +113,7 @@ def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
             exhausted=state["exhausted"],
             started=state["started"],
         ),
+        heavy=state["heavy"],
     )
 
 

@@ -87,7 +87,15 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_stats(
-    table: SampleTable, plan: StepPlan, *, step: int, dropped: int, truncated: int, waits: np.ndarray, seconds: float = 0.0
+    table: SampleTable,
+    plan: StepPlan,
+    *,
+    step: int,
+    dropped: int,
+    truncated: int,
+    waits: np.ndarray,
+    seconds: float = 0.0,
+    members: np.ndarray | None = None,
 ) -> StepStats:
     """Compute the figures of a step.
 
@@ -99,8 +107,10 @@ def step_stats(
         truncated: samples cut before planning.
         waits: for every deferred sample, the steps it has waited.
         seconds: time that preparing the step took on this rank.
+        members: int64 `[N]`, samples in each row of the table; None for one.
     """
     kept = plan.rank >= 0
+    members = np.ones(len(table), np.int64) if members is None else members
     num_ranks = plan.num_ranks
     weight = table.cost.reshape(len(table), -1).sum(axis=1)
     home_cost = np.zeros(num_ranks, np.int64)
@@ -110,8 +120,8 @@ def step_stats(
     counts = np.bincount(table.home[kept], minlength=num_ranks)
     return StepStats(
         step=step,
-        num_samples=int(kept.sum()),
-        num_dropped=dropped + int((~kept).sum()),
+        num_samples=int(members[kept].sum()),
+        num_dropped=dropped + int(members[~kept].sum()),
         num_truncated=truncated,
         num_deferred=len(waits),
         longest_wait=int(waits.max(initial=0)),

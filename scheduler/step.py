@@ -4,22 +4,23 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import msgspec
 import numpy as np
 import torch
 
 from ..collate import PackedBatch, pack_samples
-from ..core import Sample
+from ..core import Sample, SampleGroup, members_of
 from ..models import ModelAdapter, dummy_sample, dummy_text
 from .comm.channel import Channel
 from .comm.transports import TransportError
 from .config import SchedulerConfig
 from .grad_sync import reduce_if, refuse_ddp, refuse_fsdp
-from .loss import Reduce, packed_loss
+from .loss import Divisor, Reduce, packed_loss
 from .plan import MediaTowers, SampleTable, StepPlan
-from .plan.settings import MEDIA_BITS
+from .plan.settings import MEDIA_BITS, check_literal
+from .stages.gather import Gathered
 from .stages.return_home import return_home
 from .stats import StepStats
 
@@ -67,8 +68,10 @@ class PackedStep(Sequence[PackedBatch]):
         global_loss_tokens: targets that count, over the whole group.
         loss_divisor: what the loss of the step is divided by: the sum of the loss weights over the group, or, for
             `loss_average="sample"`, the number of samples that have a target.
-        seqlen_sum: real tokens of the group's samples.
-        seqlen_squared_sum: sum of their squares.
+        num_samples: samples over the whole group, members of groups one by one.
+        num_groups: groups over the whole group (`SchedulerConfig.groups`); a sample without one counts as one.
+        seqlen_sum: real tokens of the group's samples; what members of a group share counts once.
+        seqlen_squared_sum: sum of the squares of the samples' lengths.
         padded_seqlen_sum: their tokens, padded to `align`.
         padded_seqlen_squared_sum: sum of the squares of those.
         stats: figures of the step.
@@ -81,27 +84,31 @@ class PackedStep(Sequence[PackedBatch]):
         *,
         table: SampleTable,
         plan: StepPlan,
-        weights: np.ndarray,
-        samples: Mapping[int, Sample],
+        gathered: Gathered,
+        samples: Mapping[int, Sample | SampleGroup],
         stats: StepStats,
         media_dtype: torch.dtype = torch.float32,
-        home_ids: Sequence[str | int | None] = (),
+        home_ids: Sequence[Sequence[str | int | None]] = (),
     ) -> None:
         self._context = context
         self._process = os.getpid()
         self._samples = samples
         self._media_dtype = media_dtype
-        self.home_ids = list(home_ids)
+        self.home_ids = [name for names in home_ids for name in names]
+        self._home_counts = [len(names) for names in home_ids]
         self.table = table
         self.plan = plan
         self.stats = stats
         self.num_microbatches = plan.num_microbatches
         kept = plan.rank >= 0
         self.global_loss_tokens = int(table.loss_tokens[kept].sum())
-        self._weights = weights
-        self.loss_divisor = _divisor(table, weights, kept, context.config.loss_average)
+        self.num_samples = int(gathered.group_column("num_members")[kept].sum())
+        self.num_groups = int(gathered.group_column("num_groups")[kept].sum())
+        self._weights = gathered.records["weight"].astype(np.float64)
+        self.loss_divisor = _divisor(gathered, self._weights, kept, context.config.loss_average)
         tokens, padded = table.tokens[kept], table.padded[kept]
-        self.seqlen_sum, self.seqlen_squared_sum = int(tokens.sum()), _sum_of_squares(tokens)
+        self.seqlen_sum = int(tokens.sum())
+        self.seqlen_squared_sum = sum(gathered.group_column("tokens_squared")[kept].tolist())
         self.padded_seqlen_sum, self.padded_seqlen_squared_sum = int(padded.sum()), _sum_of_squares(padded)
 
     def __repr__(self) -> str:
@@ -175,12 +182,28 @@ class PackedStep(Sequence[PackedBatch]):
         divisor, replicas = self.loss_divisor, self._context.num_replicas
         return packed_loss(logits, batch, divisor=divisor, num_replicas=replicas, reduce=reduce)
 
+    def factor(self, over: Divisor = "loss", reduce: Reduce = "mean") -> float:
+        """Return what a sum over a micro-batch is multiplied by, so that the sums of all ranks' micro-batches make one mean.
+
+        Args:
+            over: "loss" for `loss_divisor`; "samples" or "groups" for their numbers in the whole step.
+            reduce: as for `loss`.
+
+        Example:
+            A preference loss, one term per pair: ``(-logsigmoid(margins)).sum() * step.factor("groups")``.
+        """
+        check_literal("over", over, get_args(Divisor))
+        check_literal("reduce", reduce, get_args(Reduce))
+        divisor = {"loss": self.loss_divisor, "samples": self.num_samples, "groups": self.num_groups}[over]
+        replicas = self._context.num_replicas if reduce == "mean" else 1
+        return replicas / divisor if divisor else 0.0
+
     def return_home(self, values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor | None]:
         """Send per-sample results back to the ranks that brought the samples; collective.
 
         Args:
-            values: for every micro-batch in order, one tensor per sample in pack order, as `PackedBatch.unpack` gives
-                them. Any shapes; one dtype is not needed.
+            values: for every micro-batch in order, one tensor per sample in pack order, members of groups one by one, as
+                `PackedBatch.unpack` gives them. Any shapes; one dtype is not needed.
 
         Returns:
             One tensor on the host per sample that this rank brought to this step, in the order of `home_ids`; None where
@@ -192,11 +215,16 @@ class PackedStep(Sequence[PackedBatch]):
             PeerLostError: timed out waiting for a rank, or lost it.
         """
         rows = [self.plan.ids(self._context.rank, index).tolist() for index in range(self.num_microbatches)]
-        channel = self._context.channel
+        channel, samples = self._context.channel, self._samples
+        counts = [[len(members_of(samples[row])) for row in pack] for pack in rows]
         try:
-            return return_home(channel.control, self.table, self.plan, rows, values)
+            found = return_home(channel.control, self.table, self.plan, rows, values, counts)
         except TransportError as error:
             raise channel.heartbeat.lost(error, "return_home") from error
+        home: list[torch.Tensor | None] = []
+        for returned, count in zip(found, self._home_counts, strict=True):
+            home += [None] * count if returned is None else returned
+        return home
 
     def _pack(self, index: int) -> PackedBatch:
         if os.getpid() != self._process:
@@ -208,7 +236,7 @@ class PackedStep(Sequence[PackedBatch]):
         dummies = self._dummies(index)
         scales = None
         if config.loss_average == "sample":
-            scales = [1.0 / float(self._weights[row]) if self.table.loss_tokens[row] else 0.0 for row in rows]
+            scales = [scale for row in rows for scale in self._scales(row)]
             scales += [0.0] * len(dummies)
         align = config.segment_align(context.cp_size)
         static = {"max_segments": config.max_segments, "max_seqlen": config.pack_align} if config.static_shapes else {}
@@ -223,6 +251,14 @@ class PackedStep(Sequence[PackedBatch]):
             pin_memory=context.pin,
         )
         return msgspec.structs.replace(batch, microbatch=index, step_number=self.stats.step)
+
+    def _scales(self, row: int) -> list[float]:
+        """Return the factors that make the weights of each sample of a row sum to 1."""
+        sample = self._samples[row]
+        if isinstance(sample, Sample):
+            return [1.0 / float(self._weights[row]) if self.table.loss_tokens[row] else 0.0]
+        stats = [member.target_stats() for member in sample.members]
+        return [1.0 / weight if tokens else 0.0 for tokens, weight in stats]
 
     def _dummies(self, index: int) -> list[Sample]:
         rank, adapter = self._context.rank, self._context.adapter
@@ -241,9 +277,9 @@ def _sum_of_squares(values: np.ndarray) -> int:
     return sum(value * value for value in values.tolist())
 
 
-def _divisor(table: SampleTable, weights: np.ndarray, kept: np.ndarray, average: str) -> float:
+def _divisor(gathered: Gathered, weights: np.ndarray, kept: np.ndarray, average: str) -> float:
     if average == "sample":
-        return float((table.loss_tokens[kept] > 0).sum())
+        return float(gathered.group_column("num_trained")[kept].sum())
     total = math.fsum(weights[kept].tolist())  # exact, so the same on every machine
     assert total >= 0, total  # no weight is below 0
     return total

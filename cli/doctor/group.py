@@ -109,11 +109,14 @@ def shift(exchanger: Exchanger, transport: Transport, sample: Sample, places: in
     if transport.num_ranks == 1:
         data = torch.empty(block.nbytes, dtype=torch.uint8, device="cpu")
         block.write(data.numpy(), data.data_ptr(), row=0, digest=0)
-        return read_block(data, row=0, digest=0)
+        returned = read_block(data, row=0, digest=0)
+        assert isinstance(returned, Sample)
+        return returned
     sizes = [size for [size] in _all(transport, [block.nbytes])]
     plan, table = _ring_plan(sizes, places)
     received = exchanger(table, plan, [Described(block, np.zeros(()))])
     [found] = received.values()
+    assert isinstance(found, Sample)
     return found
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 
-from ...core import IGNORED
+from ...core import IGNORED, UnsafeModelError
 from ...models.adapter import CpSlicing
 from .forward import Stage, forward_kwargs
 from .megatron import Valid, check_causal, packed_seq_params
@@ -47,14 +48,14 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
         return type(self)(**{name: once(getattr(self, name)) for name in self.__struct_fields__})
 
     def unpack(self, values: torch.Tensor, axis: int | None = None) -> list[torch.Tensor]:
-        """Return per-token results sample by sample, without padding, dummies and tail.
+        """Return per-token results sample by sample, without padding, dummies and tail; a prefix that is shared with each.
 
         Args:
             values: a tensor with one axis of T entries: `[1, T, ...]`, `[..., 1, T]`, `[T, ...]` or `[..., T]`.
             axis: the axis of tokens; None finds it in that order. A batch axis of 1 right before it is removed.
 
         Returns:
-            One view per sample.
+            One tensor per sample, a view unless it has a shared prefix.
 
         Raises:
             ValueError: no axis of T entries, or a shard, which holds parts of its samples: put the shards together first.
@@ -66,7 +67,39 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
             >>> [ids.tolist() for ids in pack.unpack(pack.input_ids)]
             [[1, 2], [7]]
         """
-        return unpack_tokens(values, self.bounds, self.num_samples, axis)
+        return unpack_tokens(values, self.bounds, self.num_samples, axis, self.tree)
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Return, for each sample, the sum of per-token values over the tokens that are its own, `[num_samples]`.
+
+        A prefix that several samples share counts for none of them: mask what should not count, for example
+        `batch.sums(-losses * batch.loss_mask)`.
+
+        Args:
+            values: `[1, T]` or `[T]`.
+
+        Example:
+            >>> from evenpack.collate import pack_samples
+            >>> from evenpack.models import adapter_for
+            >>> pack = pack_samples([{"input_ids": [1, 2]}, {"input_ids": [7]}], adapter=adapter_for("text"), align=4)
+            >>> pack.sums(pack.input_ids).tolist()
+            [3, 7]
+        """
+        if values.numel() != self.bounds.total:
+            raise ValueError(f"sums takes one value per token, {self.bounds.total} of them, got shape {list(values.shape)}")
+        own = self.segments[: self.num_samples, 1]
+        of_segment = np.full(self.num_segments + 1, self.num_samples)
+        of_segment[own] = np.arange(self.num_samples)
+        ids = np.where(self.bounds.padding_mask, self.num_samples, of_segment[self.bounds.segment_ids])
+        index = torch.from_numpy(ids).to(values.device)
+        found = values.new_zeros(self.num_samples + 1).index_add(0, index, values.flatten())
+        return found[: self.num_samples]
+
+    @property
+    def group_index(self) -> torch.Tensor:
+        """Number of each sample's group within the pack, int64 [num_samples] on the pack's device; without groups 0, 1, ..."""
+        groups = np.arange(self.num_samples) if self.tree is None else self.tree.group_of[: self.num_samples]
+        return torch.from_numpy(groups).to(self.input_ids.device)
 
     def shard(self, cp_rank: int, cp_size: int, *, slicing: CpSlicing | None = None) -> Self:
         """Return what one context-parallel rank gets.
@@ -92,6 +125,8 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
             >>> pack.shard(0, 2).input_ids.tolist(), pack.shard(1, 2).input_ids.tolist()
             ([[1, 4]], [[2, 3]])
         """
+        if cp_size > 1:
+            self._refuse_shared("context parallelism, which cuts segments into equal chunks")
         return shard_pack(self, cp_rank, cp_size, self.adapter.cp_slicing if slicing is None else slicing)
 
     def local(self, values: torch.Tensor) -> torch.Tensor:
@@ -125,6 +160,7 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
         """
         if self.cp_indices is not None:
             raise ValueError("take MTP targets of the whole pack, and shard them with local()")
+        self._refuse_shared("multi-token prediction: tokens further ahead differ between branches")
         return ahead(self.labels, self.bounds, depth, IGNORED), ahead(self.loss_mask, self.bounds, depth, 0.0)
 
     def packed_seq_params(self, valid: Valid = "real", **further: Any) -> Any:
@@ -136,7 +172,12 @@ class PackedBatch(Row, frozen=True, kw_only=True, eq=False):
             further: more fields of the class, such as `cp_group`; those that the installed version lacks are left out.
         """
         check_causal(self.adapter)
+        self._refuse_shared("PackedSeqParams, which only says where segments begin")
         return packed_seq_params(self, valid, further)
+
+    def _refuse_shared(self, what: str) -> None:
+        if self.key_index is not None:
+            raise UnsafeModelError(f"a pack in which groups share a prefix cannot take {what}. Set groups='together'")
 
     def forward_kwargs(self, model: torch.nn.Module, stage: Stage | None = None) -> dict[str, Any]:
         """Return the arguments of a model's forward pass.

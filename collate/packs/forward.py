@@ -62,7 +62,9 @@ def _other_arguments(batch: Row, inner: nn.Module, names: frozenset[str]) -> dic
 
 def _varlen_arguments(batch: Row, causal: bool) -> dict[str, Any]:
     """Return the attention arguments of transformers."""
+    keys = {} if batch.key_index is None else {"key_index": batch.key_index}
     return {
+        **keys,
         "cu_seq_lens_q": attention_boundaries(batch.cu_seqlens_q, batch.cu_seqlens_q_padded, causal=causal),
         "cu_seq_lens_k": attention_boundaries(batch.cu_seqlens_kv, batch.cu_seqlens_kv_padded, causal=causal),
         "max_length_q": batch.max_seqlen_q,

@@ -7,11 +7,13 @@ from torch import nn
 
 from ...core import SpelledMediaTokenError, UnsafeModelError
 from ...models.adapter import ModelAdapter
+from ...models.attention.recurrent import uses_varlen_kernels
 from ...models.attention.rope import rope_threshold
+from ...models.attention.varlen import VARLEN_ATTENTION
 from ...models.registry import check_config
 from ...models.setup.call_check import takes_bits
 from ...models.setup.forward import forward_arguments
-from ...models.setup.prepare import check_model, decoder_of, is_causal
+from ...models.setup.prepare import check_model, decoder_of, implementations_of, is_causal
 from ...models.setup.unwrap import is_transformers_model
 from .row import Row
 
@@ -116,11 +118,35 @@ def check_batch(batch: Row, inner: nn.Module, model: CallableModel) -> None:
             f"{type(inner).__name__} takes no media_blocks: in {batch.adapter.name} some tokens see each other both ways, "
             "and its attention cannot be told"
         )
+    if batch.key_index is not None:
+        _check_groups(inner, model, threshold)
     if MASK not in model.names:
         check_spelled(batch.num_spelled, type(inner).__name__, MASK)
     if batch.cp_size > 1 and is_transformers_model(inner):
         shard = f"shard {batch.cp_rank} of {batch.cp_size}"
         raise UnsafeModelError(f"{type(inner).__name__} cannot run {shard}: its boundaries fit whole rows only")
+
+
+def _check_groups(inner: nn.Module, model: CallableModel, threshold: int | None) -> None:
+    """Check that a model can run packs in which groups share a prefix."""
+    name = type(inner).__name__
+    if "key_index" not in model.names:
+        raise UnsafeModelError(
+            f"{name} takes no key_index: branches would not see the prefix that their group shares. Set groups='together'"
+        )
+    if threshold is not None:
+        raise UnsafeModelError(
+            f"{name} takes other rotary factors beyond {threshold} tokens, so samples of a group have no prefix in common. Set "
+            "groups='together'"
+        )
+    if not model.is_causal:
+        raise UnsafeModelError(f"{name} lets tokens see later ones, so a prefix would see its branches. Set groups='together'")
+    found = implementations_of(decoder_of(inner))
+    if found != {VARLEN_ATTENTION} or uses_varlen_kernels(inner):
+        raise UnsafeModelError(
+            f"{name} runs on kernels ({', '.join(sorted(found))}) that cannot be told what branches see. "
+            "evenpack.models.prepare_model(model, kernels=False) sets it up for groups that share a prefix"
+        )
 
 
 def check_spelled(num_spelled: int, model: str, lacking: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core import IGNORED, Field, FieldShapeError, Sample, SampleLayout
+from ...core import IGNORED, Field, FieldShapeError, Sample, SampleGroup, SampleLayout, members_of
 from ...core.fields import dtype_name
 from ...core.sample import Value
 from ...models.adapter import ModelAdapter
@@ -14,13 +14,14 @@ from ...models.layout.positions import pack_positions, pack_runs
 from ..samples.prepare import TYPES, prepare_sample
 from .batch import PackedBatch
 from .row import Boundaries, check_pack
+from .tree import Piece, pack_tree, pieces_of, rows_alone, seen_slots
 
 #: Token fields that have an attribute of their own.
 _OWN = ("input_ids", "labels", "loss_weights", TYPES)
 
 
 def pack_samples(
-    samples: Sequence[Sample | Mapping[str, Any]],
+    samples: Sequence[Sample | SampleGroup | Mapping[str, Any]],
     *,
     adapter: ModelAdapter,
     align: int = 1,
@@ -35,7 +36,8 @@ def pack_samples(
     """Pack samples into one THD row.
 
     Args:
-        samples: prepared samples, or raw mappings, which are prepared here; in segment order.
+        samples: prepared samples, or raw mappings, which are prepared here; in segment order. A group (`fold_group`) holds
+            several: what they share is packed once.
         adapter: the model family.
         align: multiple to which every segment is padded (2 * cp with context parallelism, times tp with sequence
             parallelism).
@@ -45,7 +47,7 @@ def pack_samples(
             boundary, and `num_segments` counts the live ones. A tail is a segment. None for as many as there are.
         max_seqlen: constant to report as the longest segment, for captured graphs; None for the longest.
         num_dummies: how many of the last samples are zero-loss dummies, which have no `sample_id`.
-        weight_scales: factor on each sample's loss weights; None for 1.
+        weight_scales: factor on each sample's loss weights, members of groups one by one; None for 1.
         pin_memory: whether to build the tensors in pinned host memory.
 
     Returns:
@@ -64,13 +66,18 @@ def pack_samples(
     """
     if not 0 <= num_dummies <= len(samples) or not samples:
         raise ValueError(f"a pack needs samples, at most all of them dummies: got {len(samples)}, num_dummies={num_dummies}")
-    if weight_scales is not None and len(weight_scales) != len(samples):
-        raise ValueError(f"{len(weight_scales)} weight_scales for {len(samples)} samples")
-    ready = [prepared(sample, index, adapter) for index, sample in enumerate(samples)]
-    bounds = Boundaries([one.num_tokens for one in ready], align=align, pack_align=pack_align, pad_to=pad_to)
+    units = [prepared(sample, index, adapter) for index, sample in enumerate(samples)]
+    ready = [member for unit in units for member in members_of(unit)]
+    if weight_scales is not None and len(weight_scales) != len(ready):
+        raise ValueError(f"{len(weight_scales)} weight_scales for {len(ready)} samples")
+    pieces = pieces_of(units) if any(isinstance(unit, SampleGroup) for unit in units) else None
+    lengths = [one.num_tokens for one in ready] if pieces is None else [piece.stop - piece.start for piece in pieces]
+    joined = None if pieces is None else [piece.joined for piece in pieces]
+    bounds = Boundaries(lengths, align=align, pack_align=pack_align, pad_to=pad_to, joined=joined)
     real, padded = _boundary_tensors(bounds, max_segments, pin_memory)
-    labels, weights = pack_targets(ready, weight_scales, bounds, pin_memory)
+    labels, weights = pack_targets(ready, weight_scales, bounds, pin_memory, pieces)
     num_samples = len(ready) - num_dummies
+    num_tails = bounds.num_segments - len(lengths)
     names = [sample.sample_id for sample in ready[:num_samples]]
     batch = PackedBatch(
         adapter=adapter,
@@ -80,20 +87,21 @@ def pack_samples(
         cu_seqlens_q=real,
         cu_seqlens_q_padded=padded,
         max_seqlen_q=_reported_length(bounds, max_seqlen),
-        sample_ids=names + [None] * (bounds.num_segments - num_samples),
+        sample_ids=names + [None] * (num_dummies + num_tails),
         loss_tokens=num_targets(weights),
         num_samples=num_samples,
         num_spelled=sum(sample.layout.num_spelled for sample in ready),
-        **_row_tensors(ready, bounds, adapter, pin_memory),
-        **_further_fields(ready, num_dummies, bounds, adapter, pin_memory),
+        **({} if pieces is None else _tree_of(units, pieces, bounds, pin_memory)),
+        **_row_tensors(ready, bounds, adapter, pin_memory, pieces),
+        **_further_fields(ready, num_dummies, bounds, adapter, pin_memory, pieces),
     )
     check_pack(batch)
     return batch
 
 
-def prepared(sample: Sample | Mapping[str, Any], index: int, adapter: ModelAdapter) -> Sample:
-    """Return a prepared sample; a raw one is named by its place and its id in errors."""
-    if isinstance(sample, Sample):
+def prepared(sample: Sample | SampleGroup | Mapping[str, Any], index: int, adapter: ModelAdapter) -> Sample | SampleGroup:
+    """Return a prepared sample or a group; a raw sample is named by its place and its id in errors."""
+    if isinstance(sample, Sample | SampleGroup):
         return sample
     name = sample.get("sample_id") if isinstance(sample, Mapping) else None
     where = f"sample {index}" if name is None else f"sample {index} ({name!r})"
@@ -127,12 +135,28 @@ def _reported_length(bounds: Boundaries, max_seqlen: int | None) -> int:
     return longest if max_seqlen is None else max_seqlen
 
 
-def _row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAdapter, pin: bool) -> dict[str, Any]:
+def _tree_of(units: Sequence[Sample | SampleGroup], pieces: Sequence[Piece], bounds: Boundaries, pin: bool) -> dict[str, Any]:
+    """Return which segments make up the samples, and what segments see where groups share a prefix."""
+    found: dict[str, Any] = {"tree": pack_tree(units, pieces)}
+    if any(piece.is_shared for piece in pieces):
+        index, cu_seen = seen_slots(pieces, bounds.cu_padded)
+        found |= {"key_index": _on_host(index, pin), "cu_seen": _on_host(cu_seen.astype(np.int32), pin)}
+    return found
+
+
+def _row_tensors(
+    samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAdapter, pin: bool, pieces: Sequence[Piece] | None
+) -> dict[str, Any]:
     """Return ids, positions and masks of a row; all but the ids follow from layouts and boundaries, on the host."""
     layouts = [sample.layout for sample in samples]
-    ids = lay_out([sample.tensor("input_ids") for sample in samples], 0, adapter.pad_token_id, bounds, pin)
-    positions = _on_host(pack_positions(layouts, bounds.cu_padded, adapter), pin)
-    types, anchors = type_ids(layouts, bounds)
+    tokens = _cut([sample.tensor("input_ids") for sample in samples], 0, pieces)
+    ids = lay_out(tokens, 0, adapter.pad_token_id, bounds, pin)
+    cu, slots = (bounds.cu_padded, None) if pieces is None else rows_alone(samples, pieces, bounds.lengths, bounds.padded)
+    found = pack_positions(layouts, cu, adapter)
+    types, anchors = type_ids(layouts, cu)
+    if slots is not None:
+        found, types, anchors = found[:, slots], types[slots], anchors[slots]
+    positions = _on_host(found, pin)
     segment_ids = _on_host(bounds.segment_ids[None], pin)
     return {
         "input_ids": ids.unsqueeze(0),
@@ -146,27 +170,44 @@ def _row_tensors(samples: Sequence[Sample], bounds: Boundaries, adapter: ModelAd
 
 
 def _further_fields(
-    samples: Sequence[Sample], num_dummies: int, bounds: Boundaries, adapter: ModelAdapter, pin: bool
+    samples: Sequence[Sample],
+    num_dummies: int,
+    bounds: Boundaries,
+    adapter: ModelAdapter,
+    pin: bool,
+    pieces: Sequence[Piece] | None,
 ) -> dict[str, Any]:
     """Return media, further token fields and per-sample fields; token and media fields that no sample has are absent."""
     tokens = [field for field in adapter.fields.of_kind("token") if field.name not in _OWN]
-    columns = {field.name: pack_tokens(field, samples, num_dummies, bounds, pin) for field in tokens}
+    columns = {field.name: pack_tokens(field, samples, num_dummies, bounds, pin, pieces) for field in tokens}
+    num_entries = len(samples) + bounds.num_segments - (len(samples) if pieces is None else len(pieces))
     per_sample = [field for field in adapter.fields.of_kind("sample") if field.name != "sample_id"]
     return {
         "media": pack_media(adapter.fields.of_kind("media"), samples, num_dummies, pin),
         "token_fields": {name: column for name, column in columns.items() if column is not None},
-        "sample_fields": {field.name: pack_values(field, samples, bounds.num_segments) for field in per_sample},
+        "sample_fields": {field.name: pack_values(field, samples, num_entries) for field in per_sample},
     }
 
 
-def type_ids(layouts: Sequence[SampleLayout], bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
+def type_ids(layouts: Sequence[SampleLayout], cu_padded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return `mm_token_type_ids` of a pack, int64 [T], 0 at text and padding, and where they are not 0, bool [T]."""
-    types, anchors = np.zeros(bounds.total, np.int64), np.zeros(bounds.total, np.bool_)
+    types, anchors = np.zeros(cu_padded[-1], np.int64), np.zeros(cu_padded[-1], np.bool_)
     if any(len(layout.runs) for layout in layouts):
-        runs, _ = pack_runs(layouts, bounds.cu_padded)
+        runs, _ = pack_runs(layouts, cu_padded)
         for start, length, code in runs[:, :3].tolist():
             types[start : start + length], anchors[start : start + length] = code, True
     return types, anchors
+
+
+def _cut(tensors: Sequence[torch.Tensor], axis: int, pieces: Sequence[Piece] | None) -> Sequence[torch.Tensor]:
+    """Return one view per segment of tensors of samples; targets end one place before their sample does."""
+    if pieces is None:
+        return tensors
+    sizes = [tensor.shape[axis] for tensor in tensors]
+    stops = [max(piece.start, min(piece.stop, sizes[piece.sample])) for piece in pieces]
+    return [
+        tensors[piece.sample].narrow(axis, piece.start, stop - piece.start) for piece, stop in zip(pieces, stops, strict=True)
+    ]
 
 
 def _on_host(array: np.ndarray, pin: bool) -> torch.Tensor:
@@ -213,7 +254,11 @@ def lay_out(pieces: Sequence[torch.Tensor], axis: int, pad: float, bounds: Bound
 
 
 def pack_targets(
-    samples: Sequence[Sample], scales: Sequence[float] | None, bounds: Boundaries, pin: bool
+    samples: Sequence[Sample],
+    scales: Sequence[float] | None,
+    bounds: Boundaries,
+    pin: bool,
+    pieces: Sequence[Piece] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the targets int64 [T] and their weights float32 [T] of a pack: next-token targets of each sample, laid out.
 
@@ -225,11 +270,13 @@ def pack_targets(
         scales: factor on each sample's weights; None for 1.
         bounds: the pack's boundaries.
         pin: whether to use pinned host memory.
+        pieces: the segments, where some samples are members of groups.
     """
     views = [sample.targets for sample in samples]
-    labels = lay_out([targets for targets, _ in views], 0, IGNORED, bounds, pin)
-    weights = lay_out([weight for _, weight in views], 0, 0.0, bounds, pin)
+    labels = lay_out(_cut([targets for targets, _ in views], 0, pieces), 0, IGNORED, bounds, pin)
+    weights = lay_out(_cut([weight for _, weight in views], 0, pieces), 0, 0.0, bounds, pin)
     if scales is not None:
+        scales = scales if pieces is None else [scales[piece.sample] for piece in pieces]
         for scale, start, stop in zip(scales, bounds.cu_padded.tolist(), bounds.cu_padded[1:].tolist(), strict=False):
             weights[start:stop] *= scale
     if not (labels.is_cpu and weights.is_cpu):
@@ -245,7 +292,12 @@ def num_targets(weights: torch.Tensor) -> int:
 
 
 def pack_tokens(
-    field: Field, samples: Sequence[Sample], num_dummies: int, bounds: Boundaries, pin: bool
+    field: Field,
+    samples: Sequence[Sample],
+    num_dummies: int,
+    bounds: Boundaries,
+    pin: bool,
+    pieces: Sequence[Piece] | None = None,
 ) -> torch.Tensor | None:
     """Return a further token field of a pack with a batch axis before the packed one; None where no sample has it.
 
@@ -258,18 +310,18 @@ def pack_tokens(
     if not present:
         return None
     like = present[0].tensor(field.name)
-    pieces: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     for index, sample in enumerate(samples):
         if field.name in sample.values:
-            pieces.append(sample.tensor(field.name))
+            values.append(sample.tensor(field.name))
         elif index >= len(samples) - num_dummies:
             shape = list(like.shape)
             shape[field.axis] = 0
-            pieces.append(like.new_empty(shape))
+            values.append(like.new_empty(shape))
         else:
             raise FieldShapeError(f"{len(present)} of {len(samples)} samples have {field.name!r}, which has no default")
-    _check_alike(field, pieces)
-    return lay_out(pieces, field.axis, field.pad, bounds, pin).unsqueeze(field.axis)
+    _check_alike(field, values)
+    return lay_out(_cut(values, field.axis, pieces), field.axis, field.pad, bounds, pin).unsqueeze(field.axis)
 
 
 def pack_media(fields: Sequence[Field], samples: Sequence[Sample], num_dummies: int, pin: bool) -> dict[str, torch.Tensor]:

@@ -12,7 +12,8 @@ import torch
 from ...core import OversizeSampleError, round_up
 from ...core.sample import Value
 from ...models.adapter import ModelAdapter
-from ...models.setup.call_check import BLOCKS_MARK, SEGMENTS_MARK, SHIFTED_MARK
+from ...models.setup.call_check import BLOCKS_MARK, KEYS_MARK, SEGMENTS_MARK, SHIFTED_MARK
+from .tree import PackTree
 
 
 class Boundaries:
@@ -31,7 +32,15 @@ class Boundaries:
         ([0, 3, 5, 5], [0, 3, 5, 8])
     """
 
-    def __init__(self, lengths: Sequence[int], *, align: int = 1, pack_align: int = 1, pad_to: int | None = None) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        align: int = 1,
+        pack_align: int = 1,
+        pad_to: int | None = None,
+        joined: Sequence[bool] | None = None,
+    ) -> None:
         """Lay segments end to end.
 
         Args:
@@ -39,6 +48,7 @@ class Boundaries:
             align: multiple to which each segment is padded.
             pack_align: multiple to which the pack is padded by a tail; a multiple of `align`.
             pad_to: slots of the whole pack, a multiple of `pack_align`; None for as few as fit.
+            joined: whether the next segment follows without padding, as those of a group do; None where none does.
 
         Raises:
             ValueError: settings that are no such multiples.
@@ -49,7 +59,7 @@ class Boundaries:
         pack_align = max(align, pack_align)
         self.num_samples = len(lengths)
         real = np.array(lengths, np.int64)
-        padded = real if align == 1 else round_up(real, align)
+        padded = real if align == 1 else _padded(real, align, joined)
         used = int(padded.sum())
         total = round_up(used, pack_align) if pad_to is None else pad_to
         if total % pack_align:
@@ -105,6 +115,16 @@ class Boundaries:
         for start, real, stop in zip(self.cu_padded.tolist(), self.lengths.tolist(), self.cu_padded[1:].tolist(), strict=False):
             mask[start + real : stop] = True
         return mask
+
+
+def _padded(real: np.ndarray, align: int, joined: Sequence[bool] | None) -> np.ndarray:
+    """Return lengths padded to a multiple; of segments that are joined, the last one is padded until their sum is one."""
+    if joined is None or not any(joined):
+        return round_up(real, align)
+    padded, ends = real.copy(), np.flatnonzero(~np.asarray(joined, bool))
+    sums = np.diff(np.cumsum(real)[ends], prepend=0)
+    padded[ends] += round_up(sums, align) - sums
+    return padded
 
 
 def _cumulative(sizes: np.ndarray) -> np.ndarray:
@@ -170,6 +190,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             within its modality, and -1 elsewhere; None otherwise.
         microbatch: number of the pack within its step; None for a pack that belongs to none.
         step_number: number of that step.
+        tree: which segments make up the samples, where some are members of groups; None where every segment is a sample.
+        key_index: int64 [K], where groups share a prefix: the slots that each segment sees, its prefix before its own; None
+            otherwise.
+        cu_seen: int32 [S + 1], where each segment's begin in `key_index`.
     """
 
     adapter: ModelAdapter
@@ -199,12 +223,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     media_feature_index: torch.Tensor | None = None
     microbatch: int | None = None
     step_number: int | None = None
+    tree: PackTree | None = None
+    key_index: torch.Tensor | None = None
+    cu_seen: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         setattr(self.input_ids, SEGMENTS_MARK, self.num_segments)
         setattr(self.labels, SHIFTED_MARK, True)
         if self.adapter.bidirectional is not None:
             setattr(self.input_ids, BLOCKS_MARK, True)
+        if self.key_index is not None:
+            setattr(self.input_ids, KEYS_MARK, True)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):
@@ -227,18 +256,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def cu_seqlens_kv(self) -> torch.Tensor:
-        """The same object as `cu_seqlens_q`: attention is within one row."""
-        return self.cu_seqlens_q
+        """The same object as `cu_seqlens_q`, because attention is within one row; `cu_seen` where groups share a prefix."""
+        return self.cu_seqlens_q if self.cu_seen is None else self.cu_seen
 
     @property
     def cu_seqlens_kv_padded(self) -> torch.Tensor:
-        """The same object as `cu_seqlens_q_padded`."""
-        return self.cu_seqlens_q_padded
+        """The same object as `cu_seqlens_q_padded`; `cu_seen` where groups share a prefix."""
+        return self.cu_seqlens_q_padded if self.cu_seen is None else self.cu_seen
 
     @property
     def max_seqlen_kv(self) -> int:
-        """The same as `max_seqlen_q`."""
-        return self.max_seqlen_q
+        """The same as `max_seqlen_q`; where groups share a prefix, the most slots that a segment sees."""
+        return self.max_seqlen_q if self.cu_seen is None else int(self.cu_seen.diff().max())
 
     @property
     def total_tokens(self) -> int:
@@ -249,6 +278,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def num_segments(self) -> int:
         """Segments of the pack, the tail included, repeated boundaries not."""
         return self.bounds.num_segments
+
+    @property
+    def segments(self) -> np.ndarray:
+        """Segments of each sample, int64 [samples and dummies, 2]: that of a prefix it shares, -1 for none, and its own."""
+        if self.tree is not None:
+            return self.tree.segments
+        return np.stack([np.full(self.bounds.num_samples, -1), np.arange(self.bounds.num_samples)], axis=1)
 
     def token_tensors(self) -> dict[str, tuple[torch.Tensor, int]]:
         """Return every per-token tensor of the row with its packed axis."""
@@ -270,5 +306,8 @@ def check_pack(row: Row) -> None:
     sizes = {*(row.shape[-1] for row in rows), *further}
     assert sizes == {total}, (total, {name: tensor.shape for name, (tensor, _) in row.token_tensors().items()})
     assert row.cu_seqlens_q.shape == row.cu_seqlens_q_padded.shape
-    assert len(row.sample_ids) == row.num_segments
-    assert all(len(values) == row.num_segments for values in row.sample_fields.values())
+    num_entries = (
+        row.num_segments if row.tree is None else len(row.tree.segments) + row.num_segments - 1 - row.tree.segments.max()
+    )
+    assert len(row.sample_ids) == num_entries
+    assert all(len(values) == num_entries for values in row.sample_fields.values())

@@ -11,6 +11,7 @@ import torch
 from ...core import TYPE_CODES
 from ...models.attention.blocks import check_cp
 from .row import AnyRow, Boundaries, Row
+from .tree import PackTree
 
 
 def cp_slots(cu_padded: np.ndarray, cp_rank: int, cp_size: int) -> np.ndarray:
@@ -101,15 +102,21 @@ def feature_index(batch: Row) -> torch.Tensor:
     return index
 
 
-def unpack_tokens(values: torch.Tensor, bounds: Boundaries, num_samples: int, axis: int | None) -> list[torch.Tensor]:
+def unpack_tokens(
+    values: torch.Tensor, bounds: Boundaries, num_samples: int, axis: int | None, tree: PackTree | None = None
+) -> list[torch.Tensor]:
     """Return one view per sample of a tensor with one axis of T entries; see `PackedBatch.unpack`."""
     axis = token_axis(values, bounds.total) if axis is None else axis % values.ndim
     if values.shape[axis] != bounds.total:
         raise ValueError(f"axis {axis} has {values.shape[axis]} entries, the pack has {bounds.total}")
     if axis and values.shape[axis - 1] == 1:
         values, axis = values.squeeze(axis - 1), axis - 1
-    starts, lengths = bounds.cu_padded[:num_samples].tolist(), bounds.lengths[:num_samples].tolist()
-    return [values.narrow(axis, start, length) for start, length in zip(starts, lengths, strict=True)]
+    starts, lengths = bounds.cu_padded.tolist(), bounds.lengths.tolist()
+    parts = [values.narrow(axis, start, length) for start, length in zip(starts, lengths, strict=False)]
+    if tree is None:
+        return parts[:num_samples]
+    pairs = tree.segments[:num_samples].tolist()
+    return [parts[own] if prefix < 0 else torch.cat([parts[prefix], parts[own]], dim=axis) for prefix, own in pairs]
 
 
 def token_axis(values: torch.Tensor, total: int) -> int:

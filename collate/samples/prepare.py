@@ -146,7 +146,7 @@ def _fill_defaults(values: dict[str, Any], counts: Mapping[str, int], layout: Sa
         for token in adapter.media_tokens.values():
             labels.masked_fill_(ids == token, IGNORED)
     for field in adapter.fields:
-        if field.name not in values and field.name not in ("sample_id", TYPES):
+        if field.name not in values and field.name not in ("sample_id", "group_id", TYPES):
             value = _default_value(field, ids, counts, adapter)
             if value is not None:
                 values[field.name] = value

@@ -52,6 +52,7 @@ def decode(data: torch.Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         CorruptBlockError: bytes that `encode` did not write.
     """
     sample = read_block(data, verify=False)  # it came from this machine or over TCP, and pixels are many
+    assert isinstance(sample, Sample)
     facts, batches = msgspec.msgpack.decode(sample.tensor(_HEADER).numpy().data)
     return facts, [
         {name: sample.values[str(value)] if is_tensor else value for name, (is_tensor, value) in entry.items()}

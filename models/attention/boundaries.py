@@ -13,6 +13,7 @@ ROW_ARGUMENTS = (
     "seq_idx",
     "media_blocks",
     "media_block_layers",
+    "key_index",
 )
 _OF_ROW = "_evenpack_of_row"
 

@@ -33,7 +33,7 @@ class Isolated:
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the layer on each segment alone; without boundaries, on the row as it is."""
         run = super().forward  # type: ignore[misc]
-        boundaries = kwargs.get("cu_seq_lens_q")
+        boundaries, index = kwargs.get("cu_seq_lens_q"), kwargs.get("key_index")
         if boundaries is None:
             output: torch.Tensor = run(hidden_states, *args, **kwargs)
             return output
@@ -46,8 +46,12 @@ class Isolated:
         if hidden_states.shape[0] != 1 or sum(lengths) != hidden_states.shape[1]:
             raise UnsafeModelError(f"boundaries of {sum(lengths)} tokens for hidden states {tuple(hidden_states.shape)}")
         alone = {name: value for name, value in kwargs.items() if name not in ROW_ARGUMENTS}  # it sees one segment
-        parts = torch.split(hidden_states, lengths, dim=1)
-        return torch.cat([run(part, **alone) for part in parts], dim=1)
+        if index is None:
+            parts = torch.split(hidden_states, lengths, dim=1)
+            return torch.cat([run(part, **alone) for part in parts], dim=1)
+        # A state does not branch: each segment runs after a copy of its prefix, whose output is dropped.
+        parts = torch.split(hidden_states[:, index], lengths_of(kwargs["cu_seq_lens_k"]), dim=1)
+        return torch.cat([run(part, **alone)[:, -own:] for part, own in zip(parts, lengths, strict=True)], dim=1)
 
 
 def isolate_recurrent(modules: Iterable[nn.Module]) -> int:

@@ -126,6 +126,8 @@ def varlen_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    key_index: torch.Tensor | None = None,
     sliding_window: int | None = None,
     position_ids: torch.Tensor | None = None,
     softcap: float | None = None,
@@ -146,6 +148,8 @@ def varlen_attention(
         dropout: probability of dropping an attention weight.
         is_causal: False for vision towers.
         cu_seq_lens_q: integers [S + 1], boundaries of the row; None for a batch that is not packed.
+        cu_seq_lens_k: integers [S + 1], boundaries of what each segment sees in `key_index`; not read without it.
+        key_index: integers [K], the tokens that each segment sees, its own last; None where it sees its own alone.
         sliding_window: how many tokens back, itself included, a token sees.
         position_ids: text positions, [1, T]; read only to refuse a pack that comes without boundaries.
         softcap: cap of the scores.
@@ -174,7 +178,11 @@ def varlen_attention(
     elif lengths is not None:
         masks = [None] * len(lengths)
     if lengths is not None:
-        parts = list(zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), strict=True))
+        key, value, seen = _seen(key, value, lengths, cu_seq_lens_k, key_index)
+        sizes = (lengths, seen, seen)
+        parts = list(
+            zip(*(torch.split(x, size, dim=2) for x, size in zip((query, key, value), sizes, strict=True)), strict=True)
+        )
     outputs = [
         _attend(q, k, v, mask, scaling, dropout, causal, sliding_window, softcap, s_aux)
         for (q, k, v), mask in zip(parts, masks, strict=True)
@@ -207,6 +215,22 @@ def _segment_lengths(
         f"boundaries of {sum(lengths)} tokens for a batch of {query.shape[0]} rows of {size} tokens and {num_keys} keys"
         f"{'' if attention_mask is None else ' with an attention mask'}"
     )
+
+
+def _seen(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: list[int],
+    boundaries: torch.Tensor | None,
+    index: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Return the keys and values that each segment sees, and how many they are."""
+    if index is None:
+        return key, value, lengths
+    seen = [] if boundaries is None else lengths_of(boundaries)
+    if len(seen) != len(lengths) or sum(seen) != len(index) or any(k < q for k, q in zip(seen, lengths, strict=True)):
+        raise UnsafeModelError(f"key_index of {len(index)} tokens and boundaries of {sum(seen)} for {len(lengths)} segments")
+    return key[:, :, index], value[:, :, index], seen
 
 
 def lengths_of(boundaries: torch.Tensor) -> list[int]:

@@ -15,6 +15,8 @@ from ...core import UnsafeModelError
 SEGMENTS_MARK, SHIFTED_MARK = "_evenpack_segments", "_evenpack_shifted"
 #: Attribute of a pack's ids whose family has blocks of tokens that see each other.
 BLOCKS_MARK = "_evenpack_blocks"
+#: Attribute of a pack's ids in which groups share a prefix.
+KEYS_MARK = "_evenpack_keys"
 #: Positions with fractions of a second, and the integers that carry their bits.
 _FRACTIONS, _BITS = torch.float32, torch.int32
 
@@ -76,6 +78,11 @@ def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise UnsafeModelError(
             f"{type(model).__name__} is called with a pack, but without media_blocks: tokens of an image would not see all "
             "of it. Call model(**batch.forward_kwargs(model))"
+        )
+    if hasattr(input_ids, KEYS_MARK) and kwargs.get("key_index") is None:
+        raise UnsafeModelError(
+            f"{type(model).__name__} is called with a pack of groups, but without key_index: branches would not see their "
+            "prefix. Call model(**batch.forward_kwargs(model))"
         )
     if num_segments < 2:
         return

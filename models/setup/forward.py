@@ -11,6 +11,8 @@ from .unwrap import is_transformers_model, unwrap_model
 
 #: What a transformers model takes through its typed keyword arguments, though its signature does not name it.
 VARLEN_ARGUMENTS = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache"})
+#: What its attention takes besides where groups share a prefix.
+GROUP_ARGUMENTS = frozenset({"key_index"})
 #: What its attention takes besides, in families with blocks of tokens that see each other.
 BLOCK_ARGUMENTS = frozenset({"media_blocks", "media_block_layers"})
 
@@ -36,7 +38,7 @@ def forward_arguments(model: nn.Module, adapter: ModelAdapter) -> set[str]:
     names = {name for name, parameter in inspect.signature(inner.forward).parameters.items() if parameter.kind not in kinds}
     names |= set(adapter.model_arguments)
     if is_transformers_model(inner):
-        names |= VARLEN_ARGUMENTS | (BLOCK_ARGUMENTS if adapter.bidirectional else frozenset())
+        names |= VARLEN_ARGUMENTS | GROUP_ARGUMENTS | (BLOCK_ARGUMENTS if adapter.bidirectional else frozenset())
         if uses_varlen_kernels(inner):
             names.add("seq_idx")
     return names

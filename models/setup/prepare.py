@@ -27,7 +27,7 @@ _HONOURING: set[str] = {VARLEN_ATTENTION}
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention", "conv", "moe", "sparse", "dense"})
 
 
-def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None) -> nn.Module:
+def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None, *, kernels: bool = True) -> nn.Module:
     """Set a model up, in place, so that packs run exactly like their segments alone.
 
     Attention becomes `flash_attention_2` where it can run (a GPU, half precision, the package installed), else evenpack's own
@@ -41,6 +41,8 @@ def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None) -> nn.M
     Args:
         model: the model.
         adapter: its family; None for that of its config, where that is known.
+        kernels: use flash attention and the kernels of recurrent layers where they can run. Groups that share a prefix
+            (`groups="prompt"`) need evenpack's own functions: give False.
 
     Returns:
         The same model.
@@ -52,10 +54,10 @@ def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None) -> nn.M
     if not is_transformers_model(inner):
         return model
     bidirectional = _has_blocks(inner, adapter)
-    _set_attention(inner, bidirectional)
+    _set_attention(inner, flash=kernels and not bidirectional and _can_flash(inner))
     decoder = decoder_of(inner)
     modules = decoder_modules(decoder)
-    if any(is_isolatable(module) and not has_varlen_kernels(module) for module in modules):
+    if any(is_isolatable(module) and not (kernels and has_varlen_kernels(module)) for module in modules):
         isolate_recurrent(modules)
     isolate_rope(decoder)
     merge_by_mask(inner)
@@ -121,7 +123,7 @@ def _check(inner: Any, bidirectional: bool, advice: str) -> None:
     withheld = _withholding_layers(decoder)
     if withheld:
         raise UnsafeModelError(f"{name} does not hand the boundaries of segments on to its attention: {withheld}")
-    for implementation in sorted(_implementations(decoder)):
+    for implementation in sorted(implementations_of(decoder)):
         if bidirectional and implementation != VARLEN_ATTENTION:
             raise UnsafeModelError(
                 f"{name} uses attention implementation {implementation!r}, which takes no blocks of tokens that see each "
@@ -157,11 +159,11 @@ def _has_fractional_positions(config: Any) -> bool:
         return False  # no family of ours; its positions are integers
 
 
-def _set_attention(model: Any, bidirectional: bool) -> None:
+def _set_attention(model: Any, *, flash: bool) -> None:
     """Choose the attention implementation of a transformers model, its towers included."""
-    if _can_flash(model) and not bidirectional:
+    if flash:
         model.set_attn_implementation("flash_attention_2")
-    elif _implementations(decoder_of(model)) - _HONOURING:
+    elif implementations_of(decoder_of(model)) - {VARLEN_ATTENTION}:
         model.set_attn_implementation(register_varlen_attention())
 
 
@@ -216,7 +218,7 @@ def _uses_interface(model: Any, decoder: Any) -> bool:
     return bool(asked._can_set_attn_implementation())
 
 
-def _implementations(decoder: nn.Module) -> set[str]:
+def implementations_of(decoder: nn.Module) -> set[str]:
     """Return the attention implementations that a decoder's layers run with."""
     found = {implementation for _, implementation in _attention_layers(decoder)}
     return found or {str(getattr(getattr(decoder, "config", None), "_attn_implementation", None))}

@@ -1,4 +1,4 @@
-"""Wire format: one sample is one block of bytes.
+"""Wire format: one sample, or one group of samples, is one block of bytes.
 
 A block is a fixed prefix, a msgpack header (names, dtypes, shapes, layout, strings) and the raw bytes of every tensor, each
 part aligned to 16 bytes::
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
-from ...core import CorruptBlockError, Sample, SampleLayout, round_up
+from ...core import CorruptBlockError, Sample, SampleGroup, SampleLayout, members_of, round_up
 from ...core.fields import TENSOR_DTYPES, dtype_name, dtype_of
 
 BLOCK_VERSION = 2
@@ -31,7 +31,7 @@ _PREFIX = struct.Struct("<4sHHIIQQQQ")
 #: Where the checksum lies: it covers every byte but its own.
 _SUM, _SUM_END = 32, 40
 _WORD = struct.Struct("<Q")
-_SHIFTED = 1
+_SHIFTED, _GROUP = 1, 2
 _ZEROS = bytes(ALIGN)
 #: Of every dtype: torch's, its size in bytes, and numpy's, None where it has none.
 _DTYPES = [
@@ -54,45 +54,43 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     others: dict[str, str | int | float | None]
 
 
+class _GroupHeader(msgspec.Struct, array_like=True, frozen=True):
+    prefix: int
+    num_groups: int
+    members: list[_Header]
+
+
 _NO_RUNS, _NO_SECONDS = np.zeros((0, 6), np.int64), np.zeros(0, np.float32)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Header)
+_GROUP_DECODER = msgspec.msgpack.Decoder(_GroupHeader)
 
 
 class Block(msgspec.Struct, frozen=True):
     """A sample, its encoded header, and what is copied behind it; made once, when the sample is described.
 
     Attributes:
-        sample: the sample.
+        sample: the sample, or the group.
         header: msgpack bytes.
         nbytes: size of the whole block in bytes, a multiple of 16.
         parts: every tensor and the size of its bytes, in the order of the header; empty where one of them does not lie on the
             host in one piece.
     """
 
-    sample: Sample
+    sample: Sample | SampleGroup
     header: bytes
     nbytes: int
     parts: tuple[tuple[torch.Tensor, int], ...]
 
     @classmethod
-    def of(cls, sample: Sample) -> "Block":
-        """Describe a sample's block without building it; its tensors must stay as they are."""
-        tensors = [(name, value) for name, value in sample.values.items() if isinstance(value, torch.Tensor)]
-        header = _ENCODER.encode(
-            _Header(
-                sample_id=sample.sample_id,
-                num_tokens=sample.layout.num_tokens,
-                num_spelled=sample.layout.num_spelled,
-                runs=sample.layout.runs.astype("<i8").tobytes(),
-                seconds=sample.layout.seconds.astype("<f4").tobytes(),
-                tensors=[(name, _CODES[dtype_name(value.dtype)], tuple(value.shape)) for name, value in tensors],
-                others={name: value for name, value in sample.values.items() if not isinstance(value, torch.Tensor)},
-            )
-        )
-        sizes = [value.numel() * value.element_size() for _, value in tensors]
-        direct = all(_lies_plain(value) for _, value in tensors)
-        parts = [(value, size) for (_, value), size in zip(tensors, sizes, strict=True)] if direct else []
+    def of(cls, sample: Sample | SampleGroup) -> "Block":
+        """Describe the block of a sample or a group without building it; its tensors must stay as they are."""
+        described: Any = _header_of(sample) if isinstance(sample, Sample) else _group_header_of(sample)
+        header = _ENCODER.encode(described)
+        tensors = list(_tensors_of(sample))
+        sizes = [value.numel() * value.element_size() for value in tensors]
+        direct = all(_lies_plain(value) for value in tensors)
+        parts = list(zip(tensors, sizes, strict=True)) if direct else []
         return cls(
             sample,
             header,
@@ -111,7 +109,7 @@ class Block(msgspec.Struct, frozen=True):
         """
         address = out.ctypes.data if address is None else address
         assert out.size == self.nbytes, (out.size, self.nbytes)
-        flags = _SHIFTED if self.sample.shifted else 0
+        flags = (_SHIFTED if members_of(self.sample)[0].shifted else 0) | (0 if isinstance(self.sample, Sample) else _GROUP)
         size = len(self.header)
         memory = out.data
         _PREFIX.pack_into(memory, 0, _MAGIC, BLOCK_VERSION, flags, size, row, self.nbytes, digest, 0, 0)
@@ -130,10 +128,33 @@ class Block(msgspec.Struct, frozen=True):
 
     def _pieces(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Bring every tensor to the host in one piece, one after the other."""
-        for value in self.sample.values.values():
-            if isinstance(value, torch.Tensor):
-                piece = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-                yield piece, piece.numel() * piece.element_size()
+        for value in _tensors_of(self.sample):
+            piece = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            yield piece, piece.numel() * piece.element_size()
+
+
+def _tensors_of(sample: Sample | SampleGroup) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a sample or a group, in the order in which they travel."""
+    for member in members_of(sample):
+        yield from (value for value in member.values.values() if isinstance(value, torch.Tensor))
+
+
+def _header_of(sample: Sample) -> _Header:
+    tensors = [(name, value) for name, value in sample.values.items() if isinstance(value, torch.Tensor)]
+    return _Header(
+        sample_id=sample.sample_id,
+        num_tokens=sample.layout.num_tokens,
+        num_spelled=sample.layout.num_spelled,
+        runs=sample.layout.runs.astype("<i8").tobytes(),
+        seconds=sample.layout.seconds.astype("<f4").tobytes(),
+        tensors=[(name, _CODES[dtype_name(value.dtype)], tuple(value.shape)) for name, value in tensors],
+        others={name: value for name, value in sample.values.items() if not isinstance(value, torch.Tensor)},
+    )
+
+
+def _group_header_of(group: SampleGroup) -> _GroupHeader:
+    members = [_header_of(member) for member in group.members]
+    return _GroupHeader(prefix=group.prefix, num_groups=group.num_groups, members=members)
 
 
 def _lies_plain(value: torch.Tensor) -> bool:
@@ -150,8 +171,10 @@ def write_blocks(out: torch.Tensor, blocks: Sequence[Block], rows: Sequence[int]
     assert at == raw.size, (at, raw.size)
 
 
-def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None = None, verify: bool = True) -> Sample:
-    """Return the sample in a block, as views of it.
+def read_block(
+    data: torch.Tensor, *, row: int | None = None, digest: int | None = None, verify: bool = True
+) -> Sample | SampleGroup:
+    """Return the sample or the group in a block, as views of it.
 
     Args:
         data: uint8 `[n]` on the host, contiguous, starting at a multiple of 16 bytes.
@@ -166,11 +189,12 @@ def read_block(data: torch.Tensor, *, row: int | None = None, digest: int | None
     return _read(raw, raw.data, row, digest, verify)
 
 
-def read_blocks(data: torch.Tensor, sizes: Sequence[int], rows: Sequence[int], digest: int) -> list[Sample]:
+def read_blocks(data: torch.Tensor, sizes: Sequence[int], rows: Sequence[int], digest: int) -> list[Sample | SampleGroup]:
     """Return the samples of blocks that lie end to end, as views; arguments and errors as for `read_block`."""
     raw = data.numpy()
     memory = raw.data
-    samples, at = [], 0
+    samples: list[Sample | SampleGroup] = []
+    at = 0
     for size, row in zip(sizes, rows, strict=True):
         samples.append(_read(raw[at : at + size], memory[at : at + size], row, digest))
         at += size
@@ -187,7 +211,9 @@ def block_checksum(block: memoryview) -> int:
     return xxhash.xxh3_64_intdigest(block[_SUM_END:], seed=xxhash.xxh3_64_intdigest(block[:_SUM]))
 
 
-def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | None, verify: bool = True) -> Sample:
+def _read(
+    raw: np.ndarray, memory: memoryview, row: int | None, digest: int | None, verify: bool = True
+) -> Sample | SampleGroup:
     """Check and parse one block, given as an array and as a view of the same bytes."""
     found_size = len(memory)
     if found_size < _PREFIX.size or found_size % ALIGN:
@@ -207,23 +233,34 @@ def _read(raw: np.ndarray, memory: memoryview, row: int | None, digest: int | No
         raise CorruptBlockError(f"block belongs to plan {found_digest:016x}, expected {digest:016x}")
     if row is not None and found_row != row:
         raise CorruptBlockError(f"block is row {found_row} of the step, expected row {row}")
-    return _parse(raw, size, memory[_PREFIX.size : _PREFIX.size + header_size], bool(flags & _SHIFTED))
+    return _parse(raw, size, memory[_PREFIX.size : _PREFIX.size + header_size], flags)
 
 
-def _parse(raw: np.ndarray, size: int, encoded: memoryview, shifted: bool) -> Sample:
+def _parse(raw: np.ndarray, size: int, encoded: memoryview, flags: int) -> Sample | SampleGroup:
     try:
-        header = _DECODER.decode(encoded)
+        group = _GROUP_DECODER.decode(encoded) if flags & _GROUP else None
+        headers = [_DECODER.decode(encoded)] if group is None else group.members
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptBlockError(f"block header cannot be read: {error}") from None
-    values: dict[str, Any] = {}
     at = _PREFIX.size + round_up(len(encoded), ALIGN)
+    samples = []
+    for header in headers:
+        sample, at = _sample(raw, size, at, header, bool(flags & _SHIFTED))
+        samples.append(sample)
+    if at != size or not samples:
+        raise CorruptBlockError(f"block has {size} bytes, its header accounts for {at}")
+    if group is None:
+        return samples[0]
+    return SampleGroup(members=tuple(samples), prefix=group.prefix, num_groups=group.num_groups)
+
+
+def _sample(raw: np.ndarray, size: int, at: int, header: _Header, shifted: bool) -> tuple[Sample, int]:
+    values: dict[str, Any] = {}
     for name, code, shape in header.tensors:
         values[name], at = _tensor(raw, size, at, name, code, shape)
-    if at != size:
-        raise CorruptBlockError(f"block has {size} bytes, its header accounts for {at}")
     if header.others:
         values.update(header.others)
-    return Sample(values=values, layout=_layout(header), shifted=shifted, sample_id=header.sample_id)
+    return Sample(values=values, layout=_layout(header), shifted=shifted, sample_id=header.sample_id), at
 
 
 def _tensor(raw: np.ndarray, size: int, at: int, name: str, code: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...core import FieldShapeError, Sample
+from ...core import FieldShapeError, Sample, SampleGroup, members_of
 from ..config import SchedulerConfig
 from ..sources import Source
 from .describe import Described, Describer
@@ -66,6 +66,7 @@ class Reader:
         self.exhausted = False
         self.error: BaseException | None = None
         self._abandoned = False
+        self._open: list[Sample] = []  # members of a group whose end was not read yet
 
     @property
     def can_go_back(self) -> bool:
@@ -75,7 +76,7 @@ class Reader:
     def start(self) -> None:
         """Begin an epoch, or continue the one that was loaded; opening the source may fail like any later read."""
         if not self._resumed:
-            self.waiting, self.deferred, self._index, self.exhausted = [], [], 0, False
+            self.waiting, self.deferred, self._open, self._index, self.exhausted = [], [], [], 0, False
         self._num_items = 0
         self._resumed, self._started = False, True
         if self.exhausted:
@@ -85,11 +86,16 @@ class Reader:
         except Exception as error:
             self.error = error
 
+    @property
+    def unused(self) -> list[Described]:
+        """What was read and belongs to no step yet; last the members of a group whose end was not read."""
+        return [*self.waiting, *(self._describer.described(member, "a member of a group") for member in self._open)]
+
     def position(self) -> Position:
         """Return where the reader stands."""
         return Position(
             source=copy.deepcopy(self._source.state_dict()),  # it may be the source's own, which changes as it is read
-            waiting=tuple(self.waiting),
+            waiting=tuple(self.unused),
             deferred=tuple(self.deferred),
             index=self._index,
             exhausted=self.exhausted,
@@ -114,6 +120,7 @@ class Reader:
             if self._config.defer is None:  # the run that saved them deferred samples, this one does not
                 self.waiting, self.deferred = [*(item.marked(steps_waited=0) for item in self.deferred), *self.waiting], []
             self._index, self.exhausted = position.index, position.exhausted
+            self._reopen()
 
     def collect(self, quota: int) -> list[Described]:
         """Read until a quota waits, or the source has ended or failed; return the candidates for the step, none of them taken.
@@ -185,6 +192,7 @@ class Reader:
             item = next(self._iterator)
         except StopIteration:
             self.exhausted = True
+            self._close_group()
             return
         except (Exception, SystemExit) as error:  # on a worker thread, an exit would end the thread alone
             self.error = error
@@ -197,9 +205,49 @@ class Reader:
                 if described is None:
                     self._dropped += 1
                 else:
-                    self.waiting.append(described)
+                    self._add(described)
         except Exception as error:
             self.error = error
+
+    def _add(self, described: Described) -> None:
+        """Let a sample wait for its step; a member of a group when the whole group was read."""
+        sample = described.block.sample
+        group = None if self._config.groups == "split" else _group_of(sample)
+        if self._open and _group_of(self._open[0]) != group:
+            self._close_group()
+        if group is None:
+            self.waiting.append(described)
+            return
+        if not self._open and any(_group_of(item.block.sample) == group for item in self.waiting):
+            raise FieldShapeError(
+                f"group_id {group!r} comes back at sample {self._index - 1}, after other samples: the members of a group must "
+                "follow one another in the source"
+            )
+        assert isinstance(sample, Sample)
+        self._open.append(sample)
+
+    def _close_group(self) -> None:
+        members, self._open = self._open, []
+        if not members:
+            return
+        try:
+            self.waiting += self._describer.described_group(members)
+        except Exception as error:
+            self.error = error
+
+    def _reopen(self) -> None:
+        """Take the members of a group that was being read out of the samples that wait; whole groups are `SampleGroup`s."""
+        self._open = []
+        if self._config.groups == "split" or self.exhausted:
+            return
+        while self.waiting:
+            sample = self.waiting[-1].block.sample
+            if not isinstance(sample, Sample) or _group_of(sample) is None:
+                break
+            if self._open and _group_of(self._open[0]) != _group_of(sample):
+                break
+            self._open.insert(0, sample)
+            self.waiting.pop()
 
     def _samples(self, item: Any) -> Sequence[Mapping[str, Any] | Sample]:
         if isinstance(item, Mapping | Sample):
@@ -211,3 +259,8 @@ class Reader:
             f"the source yielded a {type(item).__name__} at sample {self._index}; it must yield samples (mappings) or "
             "lists of samples: a DataLoader needs an identity collate_fn or batch_size=None"
         )
+
+
+def _group_of(sample: Sample | SampleGroup) -> Any:
+    """Return the name of the group that a sample belongs to, None for none."""
+    return members_of(sample)[0].values.get("group_id")

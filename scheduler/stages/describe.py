@@ -8,9 +8,19 @@ import numpy as np
 import torch
 import xxhash
 
+from ...collate.samples.group import parts_of
 from ...collate.samples.prepare import prepare_sample
 from ...collate.samples.truncate import truncate_sample
-from ...core import FieldShapeError, OversizeSampleError, Sample, round_up
+from ...core import (
+    FieldShapeError,
+    OversizeSampleError,
+    Sample,
+    SampleGroup,
+    layout_grids,
+    media_codes,
+    members_of,
+    round_up,
+)
 from ...core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
 from ...core.sample import TYPE_CODES
 from ...models import ModelAdapter, dummy_sample
@@ -23,10 +33,14 @@ Grids = Sequence[tuple[int, int, int]]
 
 #: Tensor fields of free dtype that a scheduler can take; more than any family declares.
 MAX_FREE_DTYPES = 16
+_GROUP_COLUMNS = (("num_members", "<u4"), ("num_trained", "<u4"), ("num_groups", "<u8"), ("tokens_squared", "<i8"))
 
 
-def record_dtype(num_phases: int) -> np.dtype[np.void]:
+def record_dtype(num_phases: int, *, groups: bool = False) -> np.dtype[np.void]:
     """Return the dtype of a sample's record: 40 bytes with one phase, 8 more with each further one.
+
+    Where samples come in groups, a record is that of a group, and has its numbers of members, of members with a target, and of
+    groups (0 for a further part of one), and the sum of the squares of the members' lengths.
 
     `media` has one bit per modality; `steps_waited` counts the steps that a deferred sample has waited; `list_index` is the
     number of its list in the step, with `scope="microbatch"`; `id_hash` tells whether two samples have one `sample_id`, 0
@@ -47,6 +61,7 @@ def record_dtype(num_phases: int) -> np.dtype[np.void]:
             ("nbytes", "<i8"),
             ("id_hash", "<u8"),
             ("cost", "<i8", (num_phases,)),
+            *(_GROUP_COLUMNS if groups else ()),
         ]
     )
 
@@ -94,9 +109,13 @@ class Describer:
     Args:
         adapter: the model family, with the user's fields.
         cost: cost of a sample.
-        config: settings; `pixel_dtype` and `oversize` are applied here.
+        config: settings; `pixel_dtype`, `oversize` and `groups` are applied here.
         cp_size: context-parallel size.
         rank: this rank, for error messages.
+
+    Attributes:
+        capacity: padded tokens of a pack.
+        heavy: most that a group of several members may cost before it is taken apart; None before the first step.
     """
 
     def __init__(self, *, adapter: ModelAdapter, cost: SampleCost, config: SchedulerConfig, cp_size: int, rank: int) -> None:
@@ -112,12 +131,14 @@ class Describer:
         times, multiple = f" on each of {cp_size} ranks" if cp_size > 1 else "", config.pack_align or self._align
         self._why = "" if self.capacity == whole else f" (max_tokens={config.max_tokens}{times}, in multiples of {multiple})"
         self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
-        self._record_dtype = record_dtype(len(cost.phases))
+        self._groups = config.groups
+        self._record_dtype = record_dtype(len(cost.phases), groups=config.groups != "split")
         self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
         if len(self._free) > MAX_FREE_DTYPES:
             raise ValueError(f"{len(self._free)} fields of free dtype ({self._free}), at most {MAX_FREE_DTYPES} are possible")
         self._dtypes = bytearray(len(self._free))
         self._truncated = 0
+        self.heavy: int | None = None
 
     @property
     def dtypes(self) -> bytes:
@@ -152,9 +173,36 @@ class Describer:
             raise OversizeSampleError(f"{where}: {fitted.num_tokens} tokens exceed tokens_per_step={self._budget}")
         return self.described(self._cast(fitted), where)
 
-    def described(self, sample: Sample, where: str) -> Described:
-        """Describe a sample that was checked before."""
-        self._note_dtypes(sample)
+    def described_group(self, members: Sequence[Sample]) -> list[Described]:
+        """Describe a group of samples that were checked before, in the fewest parts that fit.
+
+        Raises:
+            OversizeSampleError: a group that must stay together exceeds the capacity.
+            FieldShapeError: members that differ in their fields.
+        """
+        where = f"rank {self._rank}, group {members[0].values['group_id']!r}"
+        parts = parts_of(members, self._adapter, groups=self._groups, fits=self._group_fits)
+        for part in parts:
+            padded = round_up(part.num_tokens, self._align)
+            if padded > self.capacity:
+                raise OversizeSampleError(
+                    f"{where}: {len(members)} samples of {part.num_tokens} tokens ({padded} padded) exceed the capacity of "
+                    f"{self.capacity} padded tokens a pack{self._why}; raise max_tokens, or let groups be taken apart "
+                    "(groups='prompt', or 'split')"
+                )
+            if self._budget is not None and part.num_tokens > self._budget:
+                raise OversizeSampleError(f"{where}: {part.num_tokens} tokens exceed tokens_per_step={self._budget}")
+        return [self.described(part, where) for part in parts]
+
+    def _group_fits(self, group: SampleGroup) -> bool:
+        if round_up(group.num_tokens, self._align) > self.capacity:
+            return False
+        return self.heavy is None or sum(self._cost_of(group)) <= self.heavy
+
+    def described(self, sample: Sample | SampleGroup, where: str) -> Described:
+        """Describe a sample or a group that was checked before."""
+        for member in members_of(sample):
+            self._note_dtypes(member)
         block = Block.of(sample)
         return Described(block, self._record(block, where))
 
@@ -218,15 +266,34 @@ class Describer:
     def _record(self, block: Block, where: str) -> np.ndarray:
         sample = block.sample
         loss_tokens, weight = sample.target_stats()
-        if self._by_sample and loss_tokens and weight <= 0:
-            raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {weight}")
-        grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)] if len(sample.layout.runs) else []
-        cost = self._cost.sample_cost(sample.num_tokens, grids)
+        members = members_of(sample)
+        stats = [member.target_stats() for member in members] if len(members) > 1 else [(loss_tokens, weight)]
+        if self._by_sample:
+            for tokens, total in stats:
+                if tokens and total <= 0:
+                    raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {total}")
+        more: tuple[int, ...] = ()
+        if self._groups != "split":
+            num_groups = sample.num_groups if isinstance(sample, SampleGroup) else 1
+            squared = sum(member.num_tokens**2 for member in members)
+            more = (len(members), sum(tokens > 0 for tokens, _ in stats), num_groups, squared)
+        cost, name = self._cost_of(sample), id_hash(sample.sample_id)
         # In the order of `record_dtype`, at once: an assignment to one field takes as long.
         return np.array(
-            (sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, id_hash(sample.sample_id), cost),
+            (sample.num_tokens, loss_tokens, media_bits(sample), 0, 0, weight, block.nbytes, name, cost, *more),
             self._record_dtype,
         )
+
+    def _cost_of(self, sample: Sample | SampleGroup) -> tuple[int, ...]:
+        """Return the cost of a sample, or of a group: that of its members alone, with the prefix that they share once."""
+        if isinstance(sample, Sample):
+            grids = [grid for modality in TYPE_CODES for grid in sample.grids(modality)] if len(sample.layout.runs) else []
+            return self._cost.sample_cost(sample.num_tokens, grids)
+        costs = [self._cost.sample_cost(one.num_tokens, layout_grids(one.layout)) for one in sample.members]
+        if sample.prefix:
+            shared = self._cost.sample_cost(sample.prefix, layout_grids(sample.shared_layout))
+            costs += [tuple(-value for value in shared)] * (len(sample.members) - 1)
+        return tuple(max(0, sum(column)) for column in zip(*costs, strict=True))
 
 
 def id_hash(sample_id: str | int | None) -> int:
@@ -236,11 +303,12 @@ def id_hash(sample_id: str | int | None) -> int:
     return xxhash.xxh3_64_intdigest(f"{type(sample_id).__name__}:{sample_id}".encode(errors="backslashreplace")) or 1
 
 
-def media_bits(sample: Sample) -> int:
-    """Return the bit flags of a sample's media: 1 image, 2 video, 4 audio."""
-    if not len(sample.layout.runs):
+def media_bits(sample: Sample | SampleGroup) -> int:
+    """Return the bit flags of the media of a sample or a group: 1 image, 2 video, 4 audio."""
+    members = members_of(sample)
+    if not any(len(member.layout.runs) for member in members):
         return 0
-    codes = set(sample.layout.runs[:, 2].tolist())
+    codes = media_codes(members)
     return sum(MEDIA_BITS[name] for name, code in TYPE_CODES.items() if code in codes)
 
 

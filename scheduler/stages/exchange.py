@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core import Sample
+from ...core import Sample, SampleGroup
 from ..comm.transports import Transport
 from ..plan import SampleTable, StepPlan
 from .blocks import read_blocks, write_blocks
@@ -21,7 +21,7 @@ class Exchanger:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def __call__(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample]:
+    def __call__(self, table: SampleTable, plan: StepPlan, mine: Sequence[Described]) -> dict[int, Sample | SampleGroup]:
         """Send the samples that leave this rank and receive those that come.
 
         Blocks travel grouped by rank and ascending by row, so both sides know every size from the table and the plan. A step

@@ -87,6 +87,16 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
         """Return int64 `[R]`, records of each rank."""
         return np.bincount(self.home, minlength=num_ranks)
 
+    def group_column(self, name: str) -> np.ndarray:
+        """Return a column that only records of groups have, int64 `[N]`; for samples alone, every record is one."""
+        if name in (self.records.dtype.names or ()):
+            return self.records[name].astype(np.int64)
+        if name == "num_trained":
+            return (self.records["loss_tokens"] > 0).astype(np.int64)
+        if name == "tokens_squared":
+            return self.records["tokens"].astype(np.int64) ** 2
+        return np.ones(len(self.records), np.int64)
+
     def select(self, keep: np.ndarray) -> "Gathered":
         """Return the records at the given indices or mask, order kept."""
         return msgspec.structs.replace(self, records=self.records[keep], home=self.home[keep])

@@ -55,6 +55,14 @@ def plan_samples(
     )
 
 
+def heaviest_part(table: SampleTable, num_ranks: int, config: SchedulerConfig) -> int:
+    """Return the most that a part of a group may cost in the next step, from the mean load of the ranks in this one.
+
+    One of more than half of it (a quarter where ranks wait in every micro-batch) leaves the planner too little choice.
+    """
+    return int(table.cost.sum()) // (num_ranks * (2 if config.sync == "step" else 4))
+
+
 def plan_lists(
     table: SampleTable, microbatch: np.ndarray, *, num_ranks: int, config: PlanConfig, towers: MediaTowers, cp_size: int
 ) -> StepPlan:

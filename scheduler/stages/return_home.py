@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...core import PeerFailedError, Sample, SampleLayout
+from ...core import PeerFailedError, Sample, SampleLayout, members_of
 from ...core.fields import TENSOR_DTYPES, dtype_name
 from ..comm.transports import Transport, gather_bytes
 from ..plan import SampleTable, StepPlan
@@ -19,7 +19,8 @@ def return_home(
     plan: StepPlan,
     rows: Sequence[Sequence[int]],
     values: Sequence[Sequence[torch.Tensor]],
-) -> list[torch.Tensor | None]:
+    counts: Sequence[Sequence[int]],
+) -> list[list[torch.Tensor] | None]:
     """Exchange results along the plan, backwards: first their sizes, then their blocks.
 
     Args:
@@ -27,27 +28,29 @@ def return_home(
         table: the samples of all ranks.
         plan: where they were computed.
         rows: rows of each of this rank's packs.
-        values: one tensor for each of them.
+        values: one tensor for each of their samples.
+        counts: number of samples of each of the rows.
 
     Returns:
-        One tensor per sample that this rank brought, in source order; None where it was dropped.
+        For each row that this rank brought, in source order, the tensors of its samples; None where it was dropped.
 
     Raises:
         ValueError: numbers of rows and values that differ, or values that are no tensors.
         PeerFailedError: that happened on another rank.
     """
-    problem = _problem(rows, values)
+    problem = _problem([sum(each) for each in counts], values)
     bad = [rank for rank, text in enumerate(gather_bytes(transport, problem.encode())) if text]
     if problem:
         raise ValueError(problem)
     if bad:
         raise PeerFailedError(f"rank {bad[0]} called return_home with other values than its packs have samples")
     rank, digest = transport.rank, plan_number(plan)
-    blocks = {
-        row: Block.of(Sample(values={"value": value}, layout=SampleLayout.text(0)))
-        for pack, given in zip(rows, values, strict=True)
-        for row, value in zip(pack, given, strict=True)
-    }
+    blocks: dict[int, Block] = {}
+    for pack, numbers, given in zip(rows, counts, values, strict=True):
+        remaining = iter(given)
+        for row, count in zip(pack, numbers, strict=True):
+            named = {str(at): next(remaining) for at in range(count)}
+            blocks[row] = Block.of(Sample(values=named, layout=SampleLayout.text(0)))
     # Also what stays goes through a block, so that a caller may change its tensors afterwards.
     outgoing = rows_by_rank(plan.rank == rank, table.home, transport.num_ranks)
     incoming = rows_by_rank((table.home == rank) & (plan.rank >= 0), plan.rank, transport.num_ranks)
@@ -59,17 +62,18 @@ def return_home(
     parts = transport.alloc_send_buffers([int(each.sum()) for each in sizes])
     for group, part in zip(outgoing, parts, strict=True):
         write_blocks(part, [blocks[row] for row in group.tolist()], group.tolist(), digest)
-    found: dict[int, torch.Tensor] = {}
+    found: dict[int, list[torch.Tensor]] = {}
     received = transport.exchange(parts, [sum(each) for each in received_sizes])
     for group, part, sizes_of in zip(incoming, received, received_sizes, strict=True):
         samples = read_blocks(part, sizes_of, group.tolist(), digest)
-        found.update(zip(group.tolist(), (sample.tensor("value") for sample in samples), strict=True))
+        tensors = [[member.tensor(name) for member in members_of(sample) for name in member.values] for sample in samples]
+        found.update(zip(group.tolist(), tensors, strict=True))
     return [found.get(row) for row in np.flatnonzero(table.home == rank).tolist()]
 
 
-def _problem(rows: Sequence[Sequence[int]], values: Sequence[Sequence[torch.Tensor]]) -> str:
+def _problem(wanted: list[int], values: Sequence[Sequence[torch.Tensor]]) -> str:
     """Return what is wrong with the values; every rank must hear of it before it waits for them."""
-    wanted, got = [len(pack) for pack in rows], [len(pack) for pack in values]
+    got = [len(pack) for pack in values]
     if wanted != got:
         return f"return_home needs one value per sample: packs hold {wanted} samples, got {got} values"
     for pack in values:
