@@ -120,6 +120,8 @@ class PackingScheduler(Iterator[PackedStep]):
         groups = ProcessGroups.from_world() if groups is None else groups
         check_capacity(config, groups.cp_size)
         check_cp(adapter, groups.cp_size)
+        if config.groups != "split" and groups.cp_size > 1:
+            raise ValueError(f"groups={config.groups!r} excludes context parallelism, got cp_size={groups.cp_size}")
         config = config.resolved(groups.cp_size)
         cost = default_cost(adapter) if cost is None else cost
         self._costs = Costs(adapter, cost)

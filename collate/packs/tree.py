@@ -68,8 +68,14 @@ def pieces_of(units: Sequence[Sample | SampleGroup]) -> list[Piece]:
 def pack_tree(units: Sequence[Sample | SampleGroup], pieces: Sequence[Piece]) -> PackTree:
     """Return which segments make up the samples of a pack."""
     own = [(piece.prefix, number) for number, piece in enumerate(pieces) if not piece.is_shared]
-    sizes = [len(members_of(unit)) for unit in units]
-    return PackTree(segments=np.array(own, np.int64), group_of=np.repeat(np.arange(len(units)), sizes))
+    numbers: dict[object, int] = {}
+    group_of = []
+    for at, unit in enumerate(units):
+        members = members_of(unit)
+        name = members[0].values.get("group_id")  # parts of one group may meet in one pack
+        number = numbers.setdefault((None, at) if name is None else name, len(numbers))
+        group_of += [number] * len(members)
+    return PackTree(segments=np.array(own, np.int64), group_of=np.array(group_of, np.int64))
 
 
 def seen_slots(pieces: Sequence[Piece], cu_padded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

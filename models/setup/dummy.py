@@ -127,7 +127,8 @@ def _unlearned(
     for field in adapter.fields.of_kind("token"):
         if field.name == "mm_token_type_ids":
             values[field.name] = types
-        elif field.required and field.name not in values:
-            # ERNIE's router types: the markers around an item count as media too.
+        elif field.required and field.name.endswith("token_type_ids"):
+            # ERNIE's router types: the markers around an item count as media too. What else a pack holds per token, a user's
+            # fields, is padding in a dummy.
             values[field.name] = torch.full_like(types, int(types.max()))
     return Sample(values=values, layout=layout)

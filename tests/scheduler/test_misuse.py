@@ -74,6 +74,7 @@ def test_an_adapter_may_be_named():
         (1, {"max_tokens": 64, "align": 32, "pack_align": 96}, "max_tokens=64 is below pack_align=96: no sample would fit"),
         (2, {"max_tokens": 3, "align": 8}, "max_tokens=3 times cp_size=2 is below align=8: no sample would fit"),
         (4, {"max_tokens": 1}, "max_tokens=1 times cp_size=4 is below align=8: no sample would fit"),
+        (2, {"max_tokens": 64, "groups": "together"}, "groups='together' excludes context parallelism, got cp_size=2"),
         (2, {"max_tokens": 2}, None),
         (1, {"max_tokens": 64, "align": 64}, None),
     ],

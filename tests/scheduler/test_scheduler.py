@@ -4,11 +4,13 @@ import threading
 import zlib
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from evenpack.core import EvenpackError, Field, OversizeSampleError
+from evenpack.core.fields import dtype_of
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SchedulerConfig
 from evenpack.scheduler import prefetch as prefetch_module
 from evenpack.scheduler.testing import run_ranks
@@ -314,6 +316,33 @@ def test_dummy_pack_has_a_token_and_no_loss():
             return batch.loss_tokens, int((~batch.padding_mask).sum()), batch.num_samples
 
     assert sorted(run_ranks(fn, 2)) == [(0, 1, 0), (9, 10, 1)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_dummies_are_padding_in_fields_of_the_user(dtype):
+    """A required field of any dtype and shape, in a step with a dummy of text and one of an image."""
+    more = [
+        Field(name="flags", kind="token", dtype=dtype, required=True, pad=1),
+        Field(name="scores", kind="token", dtype="float32", shape=(3,), axis=1, required=True),
+        Field(name="reward", kind="sample", dtype="float32", required=True),
+    ]
+
+    def fn(rank, num_ranks):
+        raw = image_sample([(1, 4, 4)], "x")
+        length = len(raw["input_ids"])
+        raw |= {
+            "flags": torch.zeros(length, dtype=dtype_of(dtype)),
+            "scores": torch.ones(3, length),
+            "reward": torch.tensor(1.0),
+        }
+        adapter = msgspec.structs.replace(VISION, trained_modalities=("image",))
+        with open_scheduler([raw] if rank == 0 else [], adapter=adapter, fields=more) as scheduler:
+            (batch,) = next(scheduler)
+            given = None if batch.flags is None else (batch.flags.dtype, tuple(batch.scores.shape[:2]))
+            return batch.num_samples, given, "pixel_values" in batch.media
+
+    found = sorted(run_ranks(fn, 2), key=str)
+    assert found == [(0, None, True), (1, (dtype_of(dtype), (3, 1)), True)]
 
 
 def test_pixels_are_cast_on_their_own_rank():
