@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xxhash
 
-from ...collate.samples.group import parts_of
+from ...collate.samples.group import Groups, parts_of
 from ...collate.samples.prepare import prepare_sample
 from ...collate.samples.truncate import truncate_sample
 from ...core import (
@@ -131,7 +131,7 @@ class Describer:
         times, multiple = f" on each of {cp_size} ranks" if cp_size > 1 else "", config.pack_align or self._align
         self._why = "" if self.capacity == whole else f" (max_tokens={config.max_tokens}{times}, in multiples of {multiple})"
         self._pixel_dtype = None if config.pixel_dtype is None else dtype_of(config.pixel_dtype)
-        self._groups = config.groups
+        self._groups: Groups = config.groups
         self._record_dtype = record_dtype(len(cost.phases), groups=config.groups != "split")
         self._free = [field.name for field in adapter.fields if field.dtype in (FLOAT, ANY)]
         if len(self._free) > MAX_FREE_DTYPES:
