@@ -36,6 +36,7 @@ def evaluate(problem: Problem, cost: Ints) -> tuple[int, float]:
     per_pack = cost.sum(axis=2)
     total = int(per_pack.sum())
     fixed = config.microbatch_cost * count
+    # Every phase of every micro-batch ends when the slowest rank has ended it.
     if config.sync == "microbatch":
         value = int(cost.max(axis=0).sum())
         return value + fixed, value * problem.num_ranks / total if total else 1.0
@@ -90,6 +91,7 @@ def _step_order(problem: Problem, sums: PackSums) -> Ints | None:
     load = sums.cost.sum(axis=2)
     ranks, count = load.shape
     order = np.argsort(-load, axis=1, kind="stable")
+    # A pipeline fills and drains during its first and last micro-batches: small ones keep that short.
     if problem.config.pipeline_stages > 1:
         order = order[:, small_ends(count)]
     if not problem.trained:
@@ -101,6 +103,7 @@ def _step_order(problem: Problem, sums: PackSums) -> Ints | None:
     # The lightest of those that need the fewest dummies.
     last = np.lexsort((np.arange(count)[None, :].repeat(ranks, 0), load, problem.dummy_count[missing], broken), axis=1)
     last = last[:, :1]
+    # Row by row, all but the one that goes last, in the order that they had.
     others = order[order != last].reshape(ranks, count - 1)
     return np.concatenate([others, last], axis=1)
 
@@ -199,6 +202,7 @@ def occupied(problem: Problem, sums: Ints, counts: Ints, dummies: Ints) -> tuple
     """
     tokens = sums + problem.dummy_size[dummies]
     segments = counts + problem.dummy_count[dummies]
+    # A pack without a segment is run all the same, or collectives of the others would wait: it holds one padding segment.
     empty = segments == 0
     tokens = np.where(empty, problem.align, tokens)
     padded = round_up(tokens, problem.pack_align)

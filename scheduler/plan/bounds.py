@@ -47,6 +47,7 @@ def makespan(ordered: Ints, num_ranks: int) -> int:
         return 0
     sums = np.concatenate([[0], np.cumsum(ordered)])
     best = max(-(-int(sums[-1]) // num_ranks), int(ordered[0]))
+    # All k at once, as differences of prefix sums.
     k = np.arange(1, (count - 1) // num_ranks + 1)
     if len(k):
         best = max(best, int((sums[k * num_ranks + 1] - sums[k * num_ranks - k]).max()))
@@ -90,6 +91,7 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     # One unit above the product covers its rounding: the knapsack's value must never be too small.
     value = scan.knapsacks(worth, size, room)
     total = int(weight.sum())
+    # Without a costly micro-batch all work is spread.
     rest = np.maximum(total - value, 0)
     rest[0] = total
     sums = np.concatenate([[0], np.cumsum(stairs)])
@@ -100,6 +102,7 @@ def objective(problem: Problem) -> int:
     """Lower bound of the objective without `microbatch_cost` and pipeline term, whatever the number of micro-batches."""
     if problem.config.sync == "microbatch" and problem.num_phases == 1:
         return sum_of_largest(problem, 0)
+    # Ranks that wait more often take no less time, so what holds for sums holds for both.
     whole = makespan(problem.weights, problem.num_ranks)
     if problem.config.sync == "step":
         return whole

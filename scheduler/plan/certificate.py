@@ -36,6 +36,7 @@ def certify(table: SampleTable, problem: Problem, found: Assignment, bound: int)
     padded, _ = occupied(problem, sums.size, sums.count, dummies)
     cost = sums.cost + problem.dummy_cost[dummies]
     value, imbalance = evaluate(problem, cost)
+    # Solvers work with sums of their own making; these are made from the assignment alone.
     assert value == found.value, "the plan is not what the solver meant"
     rank, microbatch = (_spread(values, problem.kept, len(table)) for values in (found.rank, found.microbatch))
     real, whole = as_ints(table.tokens, copy=False), len(problem.kept) == len(table)
@@ -89,6 +90,7 @@ def _lower_bound(problem: Problem, found: Assignment, bound: int) -> tuple[int, 
     """Lower bound of the objective, and the most load that a rank has in any plan this good with the same M."""
     config, count = problem.config, found.num_microbatches
     counts = range(count, count + 1)
+    # A plan may have chosen another number: the bound is that of the best one.
     if config.num_microbatches is None:
         multiple = config.microbatch_multiple
         fewest = round_up(bounds.fewest_microbatches(problem), multiple)
@@ -103,6 +105,7 @@ def _lower_bound(problem: Problem, found: Assignment, bound: int) -> tuple[int, 
 
 def _digest(packs: Ints, kept: Ints, count: int, dummies: Ints) -> bytes:
     digest = hashlib.blake2b(CODE_VERSION.encode(), digest_size=8)
+    # Lengths first, so that two different pairs of arrays never give the same bytes; fixed width and order of bytes.
     digest.update(np.array([count, *dummies.shape], "<i8").tobytes())
     for array in (_spread(packs, kept, count), dummies):
         digest.update(np.ascontiguousarray(array, "<i4").tobytes())

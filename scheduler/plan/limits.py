@@ -1,4 +1,7 @@
-"""Every constant of the planner, with its unit: what it takes for good enough, and where it stops to try."""
+"""Every constant of the planner, with its unit: what it takes for good enough, and where it stops to try.
+
+Those of compiled loops lie beside them in `kernels`: the cache of compiled code notices changes of its own file only.
+"""
 
 # Numbers.
 

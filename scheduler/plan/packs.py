@@ -33,6 +33,7 @@ class Packs(msgspec.Struct, kw_only=True, eq=False):
         free_tokens = np.full(num_bins, problem.capacity, np.int64)
         free_slots = np.full(num_bins, problem.limit, np.int64)
         if reserve:
+            # At step sync dummies go into the last micro-batch of a rank only.
             every = problem.config.sync == "microbatch"
             flags = problem.modalities if every else problem.trained
             some = slice(None) if every else slice(count - 1, None, count)
@@ -69,5 +70,6 @@ class Packs(msgspec.Struct, kw_only=True, eq=False):
         """Give every bin b the number `new[b]`."""
         placed = self.bin_of >= 0
         self.bin_of[placed] = new[self.bin_of[placed]]
+        # `new` is a permutation, and sorting it inverts it.
         old = np.argsort(new)
         self.free_tokens, self.free_slots = self.free_tokens[old], self.free_slots[old]

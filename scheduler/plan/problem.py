@@ -223,6 +223,7 @@ def build_problem(
     for name, number in (("num_ranks", num_ranks), ("cp_size", cp_size)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
+    # Everything is checked here, once: solvers and kernels check nothing.
     columns = _columns(table)
     align = config.segment_align(cp_size)
     pack_align = config.pack_align if config.pack_align is not None else align
@@ -241,6 +242,7 @@ def build_problem(
     ):
         if total >= MAX_SUM:
             raise PlanError(f"the {what} add up to {total}, above the limit of {MAX_SUM}: use a coarser unit")
+    # Sums are known to fit from here on.
     kept = _within_capacity(columns["padded"], capacity, config)
     if len(kept) < len(table):
         columns = {name: column[kept] for name, column in columns.items()}
@@ -373,6 +375,7 @@ def _allowed(peers: Any, num_ranks: int) -> Bools | None:
     """`[R, R]` bool: may rank r send to rank s; None where any may."""
     if peers is None:
         return None
+    # Staying at home is always allowed.
     allowed = np.eye(num_ranks, dtype=np.bool_)
     if isinstance(peers, np.ndarray) and peers.dtype == np.bool_:
         if peers.shape != (num_ranks, num_ranks):

@@ -102,6 +102,7 @@ def _score(problem: Problem, bound: int, found: Assignment) -> tuple[int, ...]:
         return found.score
     limit = limit_plus_slack(problem, bound_with_tolerance(problem, bound)) + config.microbatch_cost * _fewest(problem)
     moved = int(problem.nbytes[found.rank != problem.home].sum())
+    # What is within the limit is good enough: there bytes decide, else the objective.
     return max(found.value, limit), moved, *found.score
 
 
@@ -120,6 +121,7 @@ def _promising(problem: Problem) -> list[int]:
     if len(counts) * len(problem.size) <= MAX_SEARCH:
         return list(counts)
     mean = int(problem.weight.sum()) // problem.num_ranks
+    # The pipeline term is (P - 1) times the largest micro-batch: of an even share, or of one heavy sample.
     heavy = int(np.quantile(problem.weight, 0.99))
 
     def guess(count: int) -> int:
@@ -146,6 +148,7 @@ def _settled(problem: Problem, best: Assignment, bound: int, count: int) -> bool
     if problem.is_large:
         near = max(near, GOOD_GAP_LARGE)
     value = best.value - config.microbatch_cost * best.num_microbatches
+    # More micro-batches cost more each; no plan with so many can be better than the best one.
     if bound + config.microbatch_cost * count >= best.value:
         return True
     if value > bound + int(bound * near):

@@ -18,12 +18,14 @@ def _place(heap, where, key, position, size, top):
     Of equal keys the lower number is above. Invariant: every other entry below `top` is above its children, and
     `where[heap[p]] == p` unless `where` is empty.
     """
+    # The entry is written once, at the end: on its way up or down others only move into the hole that it leaves.
     item = heap[position]
     value = key[item]
     indexed = len(where) > 0
     while position > top:
         parent = (position - 1) >> 1
         above = heap[parent]
+        # Ties go by number, or equal packs would be filled in an order that depends on what came before.
         if key[above] > value or (key[above] == value and above < item):
             break
         heap[position] = above
@@ -116,6 +118,7 @@ def fill_deepest(order, items, bins, weight, target, deficit, window, rate, stri
     for index in order:
         if bin_of[index] >= 0:
             continue
+        # No pack can take anything: none of the samples that follow can be placed either.
         if strict and (heap_size == 0 or key[heap[0]] <= 0):
             left += 1
             continue
@@ -123,6 +126,7 @@ def fill_deepest(order, items, bins, weight, target, deficit, window, rate, stri
         placed = False
         while heap_size > 0 and num_aside <= tries:
             top = heap[0]
+            # The top can take most: what would overfill it is left to a pass without targets.
             if strict:
                 fits = target[top] >= weight[index]
                 for k in range(cost.shape[1]):
@@ -143,6 +147,7 @@ def fill_deepest(order, items, bins, weight, target, deficit, window, rate, stri
             heap_size -= 1
             heap[0] = heap[heap_size]
             _place(heap, where, key, 0, heap_size, 0)
+        # They were too full for this sample only.
         for k in range(num_aside):
             heap[heap_size] = aside[k]
             heap_size += 1
@@ -168,6 +173,7 @@ def fit_first(order, size, bins):
     """
     free_tokens, free_slots, bin_of = bins
     num_bins = len(free_tokens)
+    # Leaves lie from `width` on; those without a bin hold -1 and take nothing.
     width = 1
     while width < num_bins:
         width *= 2
@@ -184,6 +190,7 @@ def fit_first(order, size, bins):
         if tree[1] < need:
             left += 1
             continue
+        # The left child first: the lowest bin with room.
         node = 1
         while node < width:
             node *= 2
@@ -193,6 +200,7 @@ def fit_first(order, size, bins):
         bin_of[index] = chosen
         free_tokens[chosen] -= need
         free_slots[chosen] -= 1
+        # Only the nodes above the bin can have changed.
         tree[node] = free_tokens[chosen] if free_slots[chosen] > 0 else -1
         node >>= 1
         while node >= 1:
@@ -251,6 +259,7 @@ def fill_deepest_phases(order, items, bins, phase, scale, target, window, tries)
                 b = heaps[k, position]
                 if target[k, b] == low or free_tokens[b] < size[index] or free_slots[b] <= 0:
                     continue
+                # A pack that one phase fills up is full, whatever the others miss: the tightest phase decides.
                 worst = -low
                 for j in range(num_phases):
                     worst = min(worst, ((target[j, b] - cost[index, j]) << 10) // scale[j])
@@ -258,6 +267,7 @@ def fill_deepest_phases(order, items, bins, phase, scale, target, window, tries)
                     best, chosen = worst, b
             if chosen >= 0:
                 break
+            # All near the top are too full for the sample: the first sinks, and another rises into view.
             top = heaps[k, 0]
             if target[k, top] == low:
                 break
@@ -266,6 +276,7 @@ def fill_deepest_phases(order, items, bins, phase, scale, target, window, tries)
             num_aside += 1
             target[k, top] = low
             _place(heaps[k], where[k], target[k], 0, num_bins, 0)
+        # Before the sample is put into its pack, so that keys and heap agree again.
         for a in range(num_aside):
             target[k, aside[a]] = saved[a]
             _place(heaps[k], where[k], target[k], where[k, aside[a]], num_bins, 0)
@@ -314,6 +325,7 @@ def fill_ranks(order, items, bins, key, deficit, tries, tight):
     free_tokens, free_slots, _ = bins
     num_ranks = len(key)
     count = len(free_tokens) // num_ranks
+    # Ranks with equal keys are in the order of their numbers already.
     heap, where = np.arange(num_ranks), np.empty(0, np.int64)
     _order_heap(heap, where, key, num_ranks)
     aside = np.empty(tries + 1, np.int64)
@@ -372,6 +384,7 @@ def fill_home(order, items, bins, phase, rank_of, allowed, deficit, window, stri
         if bin_of[index] >= 0:
             continue
         k = phase[index]
+        # One rank, or all that the home may send to.
         chosen = -1
         limited = len(allowed) > 0
         for rank in range(0 if limited else rank_of[index], len(allowed) if limited else rank_of[index] + 1):
@@ -407,6 +420,7 @@ def _choose_gift(own, rank, items, gifts, surplus, most, most_size):
     for index in own:
         if rank_of[index] != rank or not movable[index] or weight[index] > most or size[index] > most_size:
             continue
+        # What ends the surplus counts by bytes alone; what is beyond it gains nothing.
         if weight[index] >= surplus:
             if last < 0 or nbytes[index] < nbytes[last]:
                 last = index
@@ -414,6 +428,7 @@ def _choose_gift(own, rank, items, gifts, surplus, most, most_size):
             density = weight[index] / max(nbytes[index], 1)
             if part < 0 or density > rate or (density == rate and weight[index] > weight[part]):
                 part, rate = index, density
+    # `surplus / rate` are the bytes that the surplus would take at the best density.
     if part < 0 or (last >= 0 and nbytes[last] * rate <= surplus):
         return last
     return part
@@ -452,6 +467,7 @@ def _give(ranks, items, gifts, loads, rate, allowed):
     while num_donors > 0 and num_receivers > 0:
         giver = donors[0]
         taker = receivers[0]
+        # With fixed peers the top of the heap may be out of reach; few ranks are within it.
         if len(allowed) > 0:
             taker = -1
             for s in range(num_receivers):
@@ -462,6 +478,7 @@ def _give(ranks, items, gifts, loads, rate, allowed):
         if taker >= 0:
             own = by_rank[starts[giver] : starts[giver + 1]]
             index = _choose_gift(own, giver, items, gifts, surplus[giver], limit - load[taker], most_tokens - tokens[taker])
+        # Takers only fill up: what finds none now finds none later.
         if index < 0:
             stuck += 1
             num_donors -= 1
@@ -503,6 +520,7 @@ def balance(items, gifts, loads, rate, node, allowed):
     """
     num_ranks = len(loads.weight)
     num_nodes = node.max() + 1
+    # Inside a node a move costs least. What a node cannot level is left to the pass over all ranks.
     if num_nodes > 1:
         by_node = np.argsort(node, kind="mergesort")
         first = 0

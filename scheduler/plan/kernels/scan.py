@@ -14,6 +14,7 @@ def group(keys, num_keys):
         starts[key + 1] += 1
     for key in range(num_keys):
         starts[key + 1] += starts[key]
+    # Counting sort: positions of a key are handed out in the order of the samples, so it is stable.
     following = starts.copy()
     order = np.empty(len(keys), np.int64)
     for index in range(len(keys)):
@@ -57,6 +58,7 @@ def sums(keys, values, num_keys):
 def most_packs(ordered, capacity):
     """Largest, over all thresholds t, of the packs that Martello and Toth's L2 asks for; `ordered` is ascending."""
     count = len(ordered)
+    # Samples up to `half` may share a pack with one of those above; two of those above may not.
     half = 0
     while half < count and ordered[half] <= capacity // 2:
         half += 1

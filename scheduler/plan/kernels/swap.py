@@ -45,6 +45,7 @@ def _unlink(members, unit, index):
 def _link(members, unit, index):
     """Put a sample at the head of a unit's list."""
     head, after, before = members
+    # At the head: the next exchange looks at what came last first, in the same order on every machine.
     before[index] = -1
     after[index] = head[unit]
     if head[unit] >= 0:
@@ -114,6 +115,7 @@ def _best_exchange(high, low, first, last, items, bins, excess, spare, goal, pai
             if a < 0 and b < 0:
                 continue
             looked += 1
+            # Cheapest test first: most pairs fail on balance, few on room.
             penalty = np.int64(0)
             for k in range(num_phases):
                 moved = (cost[a, k] if a >= 0 else 0) - (cost[b, k] if b >= 0 else 0)
@@ -123,6 +125,7 @@ def _best_exchange(high, low, first, last, items, bins, excess, spare, goal, pai
             paid = (price[a] if a >= 0 else 0) + (price[b] if b >= 0 else 0)
             if penalty == best and (paid >= best_price or (best_a < 0 and best_b < 0)):
                 continue
+            # In exchange, samples take each other's places, so only the difference in tokens needs room.
             if a >= 0 and b >= 0:
                 bin_a, bin_b = bin_of[a], bin_of[b]
                 if bin_a != bin_b and (size[a] - size[b] > free_tokens[bin_b] or size[b] - size[a] > free_tokens[bin_a]):
@@ -138,6 +141,7 @@ def _best_exchange(high, low, first, last, items, bins, excess, spare, goal, pai
                 if (a >= 0 and not allowed[home[a], to_low]) or (b >= 0 and not allowed[home[b], to_high]):
                     continue
             best, best_price, best_a, best_b = penalty, paid, a, b
+            # Nothing can be better than even and free.
             if best == 0 and best_price == 0:
                 return start - best, best_price, best_a, best_b
     return start - best, best_price, best_a, best_b
@@ -164,6 +168,7 @@ def _best_partition(high, low, first, last, items, bins, excess, goal):
     tokens, number, paid = np.int64(0), np.int64(0), np.int64(0)
     mask = 0
     for step in range(1, 1 << total):
+        # In a Gray code step s flips the lowest set bit of s: every partition comes once, one sample away from the last.
         bit = 0
         while not step >> bit & 1:
             bit += 1
@@ -178,6 +183,7 @@ def _best_partition(high, low, first, last, items, bins, excess, goal):
         paid += price[index] if on else -price[index]
         for k in range(num_phases):
             moved[k] += sign * cost[index, k]
+        # Both packs may only grow by what is free: what one loses the other takes.
         if tokens > free_tokens[low] or -tokens > free_tokens[high] or number > free_slots[low] or -number > free_slots[high]:
             continue
         penalty = np.int64(0)
@@ -236,6 +242,7 @@ def refine(units, items, bins, effort, allowed, count):
     num_groups, group_size = groups.shape
     num_phases = items.cost.shape[1]
     members = Members(np.full(num_units, np.int64(-1)), np.empty(len(bin_of), np.int64), np.empty(len(bin_of), np.int64))
+    # From the last on, so that lists are in ascending order.
     for index in range(len(bin_of) - 1, -1, -1):
         if bin_of[index] >= 0:
             _link(members, bin_of[index] // bins_per_unit, index)
@@ -267,6 +274,7 @@ def refine(units, items, bins, effort, allowed, count):
                 if work <= 0:
                     return done + changed
                 high, low = groups[g, ranked[s]], np.int64(-1)
+                # The best exchange over all partners so far.
                 gain, paid, mask = np.int64(0), np.int64(0), 0
                 give, take = np.int64(-1), np.int64(-1)
                 num_first = _members_of(members, high, first)
@@ -285,6 +293,7 @@ def refine(units, items, bins, effort, allowed, count):
                     num_last = _members_of(members, other, last)
                     a, b, bits = np.int64(-1), np.int64(-1), 0
                     few = bins_per_unit == 1 and num_first + num_last <= MOST_DEALT and len(allowed) == 0
+                    # What a pair costs is known before: the limit on work holds whatever the samples are.
                     work -= 1 << (num_first + num_last) if few else min((num_first + 1) * (num_last + 1), effort.pairs)
                     if few:
                         better, bill, bits = _best_partition(
@@ -298,11 +307,13 @@ def refine(units, items, bins, effort, allowed, count):
                         )  # fmt: skip
                     if better > gain or (better == gain and better > 0 and bill < paid):
                         gain, paid, low, mask, give, take = better, bill, other, bits, a, b
+                    # Another partner could only be better balanced, at the price of a look at all its samples.
                     if gain > 0 and paid == 0:
                         break
                 if gain <= 0:
                     continue
                 changed += 1
+                # `last` holds the samples of the partner that was looked at last, not of the best one.
                 if mask > 0:
                     num_last = _members_of(members, low, last)
                     for i in range(num_first):
@@ -319,6 +330,7 @@ def refine(units, items, bins, effort, allowed, count):
                 if take >= 0:
                     _move(take, low, high, to_high, members, items, bins, excess)
             done += changed
+            # The next round pairs units with other partners: an exchange that helps may be one neighbour away.
             idle = 0 if changed else idle + 1
             if idle > effort.patience:
                 break
@@ -384,6 +396,7 @@ def polish(load, target, items, bins, count, steps, partners):
         if bin_of[index] >= 0 and filled[rank] < most:
             members[rank, filled[rank]] = index
             filled[rank] += 1
+    # Samples beyond the first `most` of a rank stay where they are: their pairs would take too long to sort.
     for done in range(steps):
         ranked = np.argsort(load, kind="mergesort")
         high = ranked[-1]
@@ -399,6 +412,7 @@ def polish(load, target, items, bins, count, steps, partners):
             last[: filled[low]] = members[low, : filled[low]]
             m = _pairs(last, filled[low], weight, three, fourth, other)
             rising = np.argsort(other[:m], kind="mergesort")
+            # What goes over less what comes back should be half the difference: both then end at the middle.
             half = (load[high] - load[low]) // 2
             position = 0
             for i in ascending:
@@ -410,6 +424,7 @@ def polish(load, target, items, bins, count, steps, partners):
                     after = max(load[high] - moved, load[low] + moved)
                     if after >= best:
                         continue
+                    # Either of the two that come back may take either place; one way may fit where the other does not.
                     for turn in range(2):
                         x, y = (three[j], fourth[j]) if turn == 0 else (fourth[j], three[j])
                         four[0], four[1], four[2], four[3] = bin_of[one[i]], bin_of[two[i]], bin_of[x], bin_of[y]
@@ -496,6 +511,7 @@ def return_home(order, items, media, bins, load, goals, count, passes):
                 # Alone: `other` is -1. Then in exchange for each of the samples there.
                 other = np.int64(-1)
                 while True:
+                    # Bytes that come home, less those that leave it.
                     gain = nbytes[item]
                     if other >= 0:
                         if home[other] == rank:

@@ -72,6 +72,7 @@ def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
             load[home] += weight
         else:
             parted.append(index)
+    # The lightest rank first, by heavy samples alone: light ones follow wherever these leave room.
     takers = [(int(total), rank) for rank, total in enumerate(load)]
     heapq.heapify(takers)
     for index in parted:

@@ -107,6 +107,7 @@ def pack_in_turn(problem: Problem, count: int, reserve: bool) -> Packs | None:
         if not len(rest):
             break
         even = -(-int(problem.weight[rest].sum()) // (problem.num_ranks * (count - index)))
+        # The heaviest sample left makes this micro-batch as costly as itself: all other packs may as well be filled that far.
         goal[:, index] = max(int(problem.weight[rest[0]]), even)
         fill_deepest(problem, packs, rest, goal, packs.window(index, index + 1), strict=True, tries=TRIES // 8)
     return None if fit(problem, packs, problem.by_size) else packs
@@ -172,6 +173,7 @@ def _fill(problem: Problem, packs: Packs) -> None:
         # One of its heaviest samples in every pack, then what costs most per token.
         for some in (heads, dense):
             fill_deepest(problem, packs, some, goal, packs.window(index, first), phase=phase, strict=True, tries=1)
+    # What costly micro-batches left is to be even over all the others.
     level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
     goal[:, first:] = level
     if problem.num_phases == 1:

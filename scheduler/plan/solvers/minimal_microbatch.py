@@ -175,6 +175,7 @@ def _spread_heavy(problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, hea
     order = order[heavy[order]]
     if not len(order):
         return
+    # A trial: only the ranks that it finds are kept. Where samples lie in them is decided with the light ones.
     trial = copy.deepcopy(packs)
     level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
     level = scaled(level, allowed, max(int(level.sum()) * (count - first), 1))
@@ -194,6 +195,7 @@ def _fill_rest(problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, first:
     order = packs.unplaced(problem.by_share)
     load = np.zeros((problem.num_ranks, problem.num_phases), np.int64)
     np.add.at(load, rank_of[order], problem.cost[order])
+    # Homes decide the sums by now; each rank's own packs are to be even.
     goal[:, first:] = (load // max(packs.count - first, 1))[:, None, :]
     deficit, window, phases = goal.reshape(-1, problem.num_phases), packs.window(first), problem.main_phase
     if not fill.fill_home(order, problem.items, packs.bins, phases, rank_of, NO_PAIRS, deficit, window, False, False):

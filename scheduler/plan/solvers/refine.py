@@ -80,6 +80,7 @@ def even_columns(problem: Problem, packs: Packs, *, across: bool) -> None:
 def even_ranks(problem: Problem, packs: Packs, target: int, *, goal: int, price: Ints | None = None) -> None:
     """Exchange samples between ranks until their sums are at most `target + goal`."""
     ranks = problem.num_ranks
+    # A call costs a pass over all samples, and most plans need none.
     load = packs.loads(problem).sum(axis=(1, 2))
     if load.max() <= target + goal:
         return

@@ -70,6 +70,7 @@ def relieve(pod, gifts, gain, other, nbytes, load, pods, rank_limit):
     for index in range(len(gain)):
         while gain[index] >> (62 - shift):
             shift -= 1
+    # Sorted once: receivers are taken in turn, which keeps them about as even as a heap would.
     ranked = np.argsort(load, kind="mergesort")
     at = 0
     for giver in range(len(most)):
@@ -91,6 +92,7 @@ def relieve(pod, gifts, gain, other, nbytes, load, pods, rank_limit):
                         break
                     at = at + 1 if at + 1 < ranks else 0
                     looked += 1
+                # No pod has room left, for this giver or any other.
                 if looked == ranks:
                     return
                 room = min(rank_limit - load[taker], most[host] - pod_load[host])

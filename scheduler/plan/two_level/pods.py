@@ -152,6 +152,7 @@ def _planned(problem: PodProblem, pods: Pods, share: Share, count: int, bound: i
         parts = [_plan_pod(problem, pods, share, pod, count, bound) for pod in range(len(pods))]
     else:
         parts = _gathered(problem, pods, share, count, bound, team)
+    # Pods are consecutive ranks, so their packs are consecutive bins.
     packs = Packs.empty(problem, count, False)
     for pod, local in enumerate(parts):
         if local is None:
@@ -180,6 +181,7 @@ def _gathered(problem: PodProblem, pods: Pods, share: Share, count: int, bound: 
     _check_same(heads[:, :2], 0, "shared the step out to pods")
     for first, last in itertools.pairwise(pods.first.tolist()):
         _check_same(heads[first:last, 2:], first, "planned their part of the step")
+    # Known to all ranks from the same bytes: either all gather plans, or none does.
     if own is None or not heads[:, 2].all():
         return [None]
     numbers = np.diff(share.starts)

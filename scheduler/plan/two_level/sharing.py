@@ -92,6 +92,7 @@ class Pods(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         cuts = {0, ranks}
         for index in range(1, number):
             ideal = ranks * index // number
+            # Within a quarter of a pod: ranks of one node then stay together, and pods stay alike.
             near = borders[np.abs(borders - ideal) * 4 <= ranks // number]
             cuts.add(int(near[np.argmin(np.abs(near - ideal))]) if len(near) else ideal)
         first = np.array(sorted(cuts), np.int64)
@@ -234,6 +235,7 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
     fits = count * problem.capacity
     tokens = -(-int(problem.size.sum()) // ranks)
     most_tokens = _most(sizes, tokens, max(fits - tokens, 0), POD_TOKEN_SHARE)
+    # Tokens first: a pod that cannot hold its samples has no plan, one with too much cost has a poor one.
     for gain, other, most, most_other, rank_limit in (
         (problem.size, problem.weight, most_tokens, limit, fits),
         (problem.weight, problem.size, limit, most_tokens, mean + max(above, 0)),
