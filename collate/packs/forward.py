@@ -107,6 +107,7 @@ def _common_arguments(batch: Row) -> dict[str, Any]:
         "padding_mask": batch.padding_mask,
         MASK: batch.media_token_validity_mask,
         "seq_idx": batch.seq_idx,
+        "sample_ends": batch.sample_ends,
         **{name: value for name, value in further.items() if batch.adapter.fields[name].to_model},
         **types,
     }

@@ -286,6 +286,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return self.tree.segments
         return np.stack([np.full(self.bounds.num_samples, -1), np.arange(self.bounds.num_samples)], axis=1)
 
+    @property
+    def sample_ends(self) -> torch.Tensor:
+        """Slot of each sample's last token, int64 [num_samples], without dummies."""
+        own = self.segments[: self.num_samples, 1]
+        return torch.from_numpy(self.bounds.cu_padded[own] + self.bounds.lengths[own] - 1).to(self.input_ids.device)
+
     def token_tensors(self) -> dict[str, tuple[torch.Tensor, int]]:
         """Return every per-token tensor of the row with its packed axis."""
         own = {name: getattr(self, name) for name in _TOKEN_ATTRIBUTES}

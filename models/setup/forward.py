@@ -7,6 +7,7 @@ from torch import nn
 
 from ..adapter import ModelAdapter
 from ..attention.recurrent import uses_varlen_kernels
+from .heads import PerSampleHead
 from .unwrap import is_transformers_model, unwrap_model
 
 #: What a transformers model takes through its typed keyword arguments, though its signature does not name it.
@@ -39,6 +40,8 @@ def forward_arguments(model: nn.Module, adapter: ModelAdapter) -> set[str]:
     names |= set(adapter.model_arguments)
     if is_transformers_model(inner):
         names |= VARLEN_ARGUMENTS | GROUP_ARGUMENTS | (BLOCK_ARGUMENTS if adapter.bidirectional else frozenset())
+        if isinstance(inner, PerSampleHead):
+            names.add("sample_ends")
         if uses_varlen_kernels(inner):
             names.add("seq_idx")
     return names

@@ -15,6 +15,7 @@ from ..attention.rope import check_rope, isolate_rope
 from ..attention.varlen import VARLEN_ATTENTION, register_varlen_attention
 from ..registry import adapter_for, family_of
 from .call_check import take_bits, watch_calls
+from .heads import check_head, score_samples
 from .merge import merge_by_mask
 from .unwrap import is_transformers_model, unwrap_model
 
@@ -62,6 +63,7 @@ def prepare_model(model: nn.Module, adapter: ModelAdapter | None = None, *, kern
     isolate_rope(decoder)
     merge_by_mask(inner)
     _keep_row_from_towers(inner, modules)
+    score_samples(inner)
     watch_calls(inner)
     if _has_fractional_positions(inner.config):
         take_bits(decoder)
@@ -82,8 +84,8 @@ def check_model(model: nn.Module, adapter: ModelAdapter | None = None) -> None:
         UnsafeModelError: attention, named by its implementation, that would ignore the boundaries (sdpa, eager and flex
             attention take the varlen arguments and drop them), a recurrent layer that runs over the whole row, a kind of
             layer that picks what it attends to, rotary tables that follow the longest segment, attention that looks both ways
-            in a model with media where a mask decides about that, or a decoder in which no attention layer was found: what is
-            not known to keep segments apart is refused.
+            in a model with media where a mask decides about that, a head that gives one value per row, or a decoder in which no
+            attention layer was found: what is not known to keep segments apart is refused.
     """
     inner = unwrap_model(model)
     if is_transformers_model(inner):
@@ -102,6 +104,7 @@ def _has_blocks(model: Any, adapter: ModelAdapter | None) -> bool:
 
 def _check(inner: Any, bidirectional: bool, advice: str) -> None:
     name = type(inner).__name__
+    check_head(inner, advice)
     decoder = decoder_of(inner)
     if not _uses_interface(inner, decoder):
         raise UnsafeModelError(
