@@ -23,7 +23,7 @@ from .errors import (
     UnsafeModelError,
 )
 from .fields import Field, FieldSet
-from .group import SampleGroup, layout_grids, media_codes, members_of
+from .group import SampleGroup, layout_grids, media_codes, members_of, num_groups_of
 from .records import differences, plain
 from .rounding import round_up
 from .sample import IGNORED, TYPE_CODES, Sample, SampleLayout
@@ -57,6 +57,7 @@ __all__ = [
     "layout_grids",
     "media_codes",
     "members_of",
+    "num_groups_of",
     "plain",
     "round_up",
 ]

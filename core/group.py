@@ -60,6 +60,11 @@ def members_of(sample: Sample | SampleGroup) -> tuple[Sample, ...]:
     return sample.members if isinstance(sample, SampleGroup) else (sample,)
 
 
+def num_groups_of(sample: Sample | SampleGroup) -> int:
+    """Return how many groups a sample or a part of a group counts for."""
+    return sample.num_groups if isinstance(sample, SampleGroup) else 1
+
+
 def layout_grids(layout: SampleLayout) -> list[tuple[int, int, int]]:
     """Return the (t, h, w) grids of a layout's runs, by modality; frames that are written apart are grids of their own."""
     runs = layout.runs[layout.runs[:, 3] > 0]

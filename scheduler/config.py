@@ -48,8 +48,9 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         loss_average: average the loss over target tokens (by weight), or over samples first.
         groups: what becomes of samples that follow one another with the same `group_id` (answers to one prompt, a preference
             pair): as any samples ("split"); in one pack ("together"); or also with what they have in common computed once:
-            tokens that no member learns ("prompt"), or all ("prefix": weights add up). The last two take a group apart that is
-            too large or too heavy for one pack, each part with its copy. A group counts as one sample in `samples_per_step`.
+            tokens that no member learns ("prompt"), or all ("prefix": weights add up). The last two take a group of three or
+            more apart that is too large or too heavy for one pack, each part with its copy. A group counts as one sample in
+            `samples_per_step`.
         pixel_dtype: floating dtype to which pixels are cast on their own rank, before they move; None keeps them.
         transport: how metadata and samples travel: over host memory ("host": gloo, and memory that ranks of a node share), over
             the accelerator's network ("device": NCCL), the best of both ("auto"), or as "auto" but without memory that ranks of

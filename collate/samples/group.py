@@ -189,7 +189,7 @@ def _merged(members: Sequence[Sample], prefix: int) -> Sample:
 def parts_of(
     members: Sequence[Sample], adapter: ModelAdapter, *, groups: Groups, fits: Callable[[SampleGroup], bool]
 ) -> list[SampleGroup]:
-    """Fold a group into the fewest parts that fit, each with its copy of the prefix; "together" is never taken apart.
+    """Fold a group into the fewest parts that fit, each with its copy of the prefix; a pair, and "together", stay whole.
 
     Members are dealt longest first, each to the part with the fewest tokens so far, and keep their order within a part. A part
     of one member is not asked whether it fits.
@@ -201,7 +201,7 @@ def parts_of(
         fits: says whether a part may be as large as it is.
     """
     whole = fold_group(members, adapter, groups=groups)
-    if groups == "together" or fits(whole):
+    if groups == "together" or len(members) <= 2 or fits(whole):
         return [whole]
     parts = [whole]
     for count in range(2, len(members) + 1):

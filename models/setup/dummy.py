@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from ...core import TYPE_CODES, Field, Sample, SampleLayout
-from ...core.fields import dtype_of
+from ...core.fields import TENSOR_DTYPES, dtype_of
 from ..adapter import ModelAdapter
 from ..layout.items import AUDIO_LENGTHS, AUDIO_MASK, items_by_rule, rows_needed
 from ..layout.pieces import pieces_of
@@ -127,8 +127,19 @@ def _unlearned(
     for field in adapter.fields.of_kind("token"):
         if field.name == "mm_token_type_ids":
             values[field.name] = types
+        elif field.name in values:
+            continue
         elif field.required and field.name.endswith("token_type_ids"):
-            # ERNIE's router types: the markers around an item count as media too. What else a pack holds per token, a user's
-            # fields, is padding in a dummy.
+            # ERNIE's router types: the markers around an item count as media too.
             values[field.name] = torch.full_like(types, int(types.max()))
+        elif (field.required or field.default is not None) and field.dtype in TENSOR_DTYPES and _is_fixed(field):
+            # A user's field that every sample has: padding here, so that a pack of dummies alone has it too.
+            sizes = [size or 0 for size in field.shape or ()]
+            sizes.insert(field.axis, length)
+            values[field.name] = torch.full(sizes, field.pad, dtype=dtype_of(field.dtype))
     return Sample(values=values, layout=layout)
+
+
+def _is_fixed(field: Field) -> bool:
+    """Whether a field's sizes besides the packed axis are known."""
+    return field.shape is not None and None not in field.shape

@@ -1,12 +1,13 @@
 """Collect: read this rank's samples from its source, and keep those that wait for a step."""
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ...core import FieldShapeError, Sample, SampleGroup, members_of
+from ...core import FieldShapeError, Sample, SampleGroup, members_of, num_groups_of
 from ..config import SchedulerConfig
 from ..sources import Source
 from .describe import Described, Describer
@@ -138,13 +139,27 @@ class Reader:
         else:
             self.fill(quota)
             if not self._count_items:
-                return [*self.deferred, *self.waiting[:quota]]
+                return [*self.deferred, *self.waiting[: self._units_of(quota)]]
         return [*self.deferred, *self.waiting]
 
     def fill(self, count: int) -> None:
         """Read until `count` samples wait (with `count_items`, items read since `take`), or the source has ended or failed."""
-        while (self._num_items if self._count_items else len(self.waiting)) < count and self._ready():
+        while (self._num_items if self._count_items else self._num_waiting) < count and self._ready():
             self._read()
+
+    @property
+    def _num_waiting(self) -> int:
+        """Samples that wait; a group counts as one, however many parts it was taken apart into."""
+        if self._config.groups == "split":
+            return len(self.waiting)
+        return sum(num_groups_of(item.block.sample) for item in self.waiting)
+
+    def _units_of(self, quota: int) -> int:
+        """Return how many of the first units that wait make a quota of samples, all parts of a group among them."""
+        if self._config.groups == "split":
+            return quota
+        counts = itertools.accumulate(num_groups_of(item.block.sample) for item in self.waiting)
+        return sum(1 for count in counts if count <= quota)
 
     def _fill_tokens(self, tokens: int) -> None:
         waiting = sum(item.block.sample.num_tokens for item in self.waiting)

@@ -19,6 +19,7 @@ from ...core import (
     layout_grids,
     media_codes,
     members_of,
+    num_groups_of,
     round_up,
 )
 from ...core.fields import ANY, FLOAT, TENSOR_DTYPES, dtype_name, dtype_of
@@ -274,9 +275,8 @@ class Describer:
                     raise FieldShapeError(f"{where}: loss_average='sample' needs loss weights that sum above 0, got {total}")
         more: tuple[int, ...] = ()
         if self._groups != "split":
-            num_groups = sample.num_groups if isinstance(sample, SampleGroup) else 1
             squared = sum(member.num_tokens**2 for member in members)
-            more = (len(members), sum(tokens > 0 for tokens, _ in stats), num_groups, squared)
+            more = (len(members), sum(tokens > 0 for tokens, _ in stats), num_groups_of(sample), squared)
         cost, name = self._cost_of(sample), id_hash(sample.sample_id)
         # In the order of `record_dtype`, at once: an assignment to one field takes as long.
         return np.array(

@@ -65,7 +65,7 @@ def select(
             return None
         num_fresh = int(chosen[gathered.home == rank].sum())
     else:
-        counts = np.bincount(gathered.home[fresh], minlength=num_ranks)
+        counts = np.bincount(gathered.home[fresh], gathered.group_column("num_groups")[fresh], minlength=num_ranks)
         full = bool((counts >= (config.samples_per_step or 0)).all())
         if config.defer is not None:
             ending = bool(gathered.exhausted.all()) or (not full and config.on_exhausted == "stop")

@@ -200,21 +200,25 @@ def test_heavy_groups_are_taken_apart():
     """Parts have copies of the prefix, fit a pack, and cost at most half of the mean load; "together" is an error."""
 
     def fn(rank, num_ranks, groups):
-        big = answers(f"{rank}.big", 20, [15] * 8)
+        big = [*answers(f"{rank}.big", 20, [15] * 8), *answers(f"{rank}.pair", 10, [25, 26])]
         steps = [answers(f"{rank}.{at}", 4, [3, 3]) for at in range(3)]
-        with open_scheduler([*itertools.chain(*steps), *big], groups=groups, samples_per_step=4, max_tokens=64) as scheduler:
+        with open_scheduler([*itertools.chain(*steps), *big], groups=groups, samples_per_step=4, max_tokens=72) as scheduler:
             found = []
             for step in scheduler:
                 found.append((names_of(step), [batch.bounds.total for batch in step], step.num_groups))
             return found
 
     for packs in run_ranks(functools.partial(fn, groups="prompt"), 2, backend="gloo"):
-        assert max(total for _, totals, _ in packs for total in totals) <= 64
-        assert sum(groups for _, _, groups in packs) == 8
+        assert max(total for _, totals, _ in packs for total in totals) <= 72
+        assert sum(groups for _, _, groups in packs) == 10
+        parts = [pack for names, _, _ in packs for pack in names if any("big" in name for name in pack)]
+        assert len(parts) >= 2
+        pairs = [{name for name in pack if "pair" in name} for names, _, _ in packs for pack in names]
+        assert all(len(pair) % 2 == 0 for pair in pairs)
 
     def refused(rank, num_ranks):
         with pytest.raises(
-            OversizeSampleError, match=r"group '0.big': 8 samples of 280 tokens \(280 padded\) exceed the capacity of 64"
+            OversizeSampleError, match=r"group '0.big': 8 samples of 280 tokens \(280 padded\) exceed the capacity of 72"
         ):
             fn(rank, num_ranks, "together")
 

@@ -338,11 +338,11 @@ def test_dummies_are_padding_in_fields_of_the_user(dtype):
         adapter = msgspec.structs.replace(VISION, trained_modalities=("image",))
         with open_scheduler([raw] if rank == 0 else [], adapter=adapter, fields=more) as scheduler:
             (batch,) = next(scheduler)
-            given = None if batch.flags is None else (batch.flags.dtype, tuple(batch.scores.shape[:2]))
-            return batch.num_samples, given, "pixel_values" in batch.media
+            fill = set() if batch.num_samples else set(batch.flags.flatten().tolist())
+            return batch.num_samples, batch.flags.dtype, tuple(batch.scores.shape[:2]), fill, "pixel_values" in batch.media
 
-    found = sorted(run_ranks(fn, 2), key=str)
-    assert found == [(0, None, True), (1, (dtype_of(dtype), (3, 1)), True)]
+    dummy, sample = sorted(run_ranks(fn, 2), key=str)
+    assert dummy == (0, dtype_of(dtype), (3, 1), {1}, True) and sample == (1, dtype_of(dtype), (3, 1), set(), True)
 
 
 def test_pixels_are_cast_on_their_own_rank():
