@@ -80,7 +80,7 @@ def refuse_loss(trainer: type) -> None:
     if method.__module__ not in ("transformers.trainer", "trl.trainer.sft_trainer"):
         raise ValueError(
             f"{method.__qualname__} does not work with packing: the loss is the packed cross entropy of the scheduler's step; "
-            "for another one, write a loop of your own"
+            "for another one, write a loop of your own (docs/beyond-sft.md has those of DPO, GRPO and reward models)"
         )
 
 

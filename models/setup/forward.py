@@ -40,8 +40,8 @@ def forward_arguments(model: nn.Module, adapter: ModelAdapter) -> set[str]:
     names |= set(adapter.model_arguments)
     if is_transformers_model(inner):
         names |= VARLEN_ARGUMENTS | GROUP_ARGUMENTS | (BLOCK_ARGUMENTS if adapter.bidirectional else frozenset())
-        if isinstance(inner, PerSampleHead):
-            names.add("sample_ends")
         if uses_varlen_kernels(inner):
             names.add("seq_idx")
+        if isinstance(inner, PerSampleHead):
+            names.add("sample_ends")
     return names

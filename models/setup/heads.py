@@ -31,7 +31,8 @@ def score_samples(model: nn.Module) -> None:
     With `sample_ends`, int64 `[num_samples]`, its `logits` are `[num_samples, num_labels]`, in the order of the samples.
     """
     if pools_rows(model) and isinstance(getattr(model, "score", None), nn.Module):
-        subclass(model, PerSampleHead, _forward_of(type(model)))
+        cls: Any = type(model)
+        subclass(model, PerSampleHead, _forward_of(cls))
 
 
 @functools.cache
@@ -68,8 +69,8 @@ def pools_rows(model: nn.Module) -> bool:
 
 def check_head(model: nn.Module, advice: str) -> None:
     """Raise `UnsafeModelError` for a model that would give one value for all samples of a pack."""
+    known = isinstance(getattr(model, "score", None), nn.Module)
     if pools_rows(model) and not isinstance(model, PerSampleHead):
-        known = isinstance(getattr(model, "score", None), nn.Module)
         raise UnsafeModelError(
             f"{type(model).__name__} gives one value per row: all samples of a pack would share it. "
             f"{advice if known else 'Only a head called score, on the last token, can give one per sample'}."

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from evenpack.integrations.trainer import PackedTrainerMixin
-from evenpack.integrations.trainer.settings import refuse_arguments
+from evenpack.integrations.trainer.settings import refuse_arguments, refuse_loss
 from evenpack.models import adapter_for
 from evenpack.scheduler.testing import run_ranks
 
@@ -151,3 +151,10 @@ def test_settings_of_trl_are_refused(setting, value):
     args = SimpleNamespace(accelerator_config=None, **{setting: value})
     with pytest.raises(ValueError, match=f"{setting}={value!r}"):
         refuse_arguments(args)
+
+
+@pytest.mark.parametrize("name", ["DPOTrainer", "GRPOTrainer", "RewardTrainer"])
+def test_trainers_of_other_losses_are_pointed_to_the_recipes(name):
+    kind = type("Packed", (PackedTrainerMixin, getattr(trl, name)), {})
+    with pytest.raises(ValueError, match=rf"{name}.compute_loss does not work with packing.*beyond-sft"):
+        refuse_loss(kind)
