@@ -50,8 +50,7 @@ def measure(make: Callable[..., Any], num_ranks: int, per_rank: int, num_steps: 
 
         def planned(work: Any = work, config: Any = config, towers: Any = towers, number: int = number) -> Any:
             plan = plan_step(work.table, num_ranks=num_ranks, config=config, towers=towers)
-            waits = np.zeros(0, np.int64)
-            return plan, step_stats(work.table, plan, step=number, dropped=0, truncated=0, waits=waits)
+            return plan, step_stats(work.table, plan, config=config, step=number)
 
         seconds, (plan, stats) = timed(planned)
         context = context or SimpleNamespace(  # one for all steps, as a scheduler has

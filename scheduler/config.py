@@ -1,6 +1,7 @@
 """Settings of the scheduler: the planner's, and how a step is collected, moved and handed out."""
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
@@ -13,12 +14,26 @@ OnExhausted = Literal["drain", "stop"]
 LossAverage = Literal["token", "sample"]
 TransportName = Literal["auto", "host", "device", "network"]
 
-#: What one byte of a sample's record holds, and what two hold: see `stages.describe.record_dtype`.
-MAX_STEPS_WAITED, MAX_LISTS = 255, 65535
+#: What follows from one byte of a sample's record, and from two: see `stages.describe.record_dtype`.
+MAX_LOOKAHEAD, MAX_LISTS = 128, 65535
 PIXEL_DTYPES: tuple[str, ...] = tuple(name for name in TENSOR_DTYPES if "float" in name)
 
 
-class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
+_DEFER = (
+    "defer is gone: lookahead=8 keeps 8 steps in view, in which heavy samples run together, and with company that costs as much"
+)
+
+
+class _RefusesDefer(msgspec.StructMeta):
+    """`SchedulerConfig(defer=...)` says what replaced it, in place of a bare TypeError."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        if "defer" in settings:
+            raise ValueError(_DEFER)
+        return super().__call__(*args, **settings)
+
+
+class SchedulerConfig(PlanConfig, frozen=True, kw_only=True, metaclass=_RefusesDefer):
     """Settings of `PackingScheduler`, besides source, adapter and groups. Most users set the first six at most.
 
     Attributes:
@@ -43,8 +58,12 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         movement: keep samples at home where balance allows ("minimal"), or ignore homes ("free").
         scope: plan over the data-parallel group, over each rank's own samples, or take every list that the source yields as
             one pack ("microbatch": `num_microbatches` lists a step).
-        defer: most steps that a sample heavier than the mean rank load may wait until enough equally heavy ones arrive; None
-            never delays one.
+        lookahead: steps whose samples are in view when a step is planned. With W of them, a sample that would make all ranks
+            wait is trained with others as heavy, at most W - 1 steps before or after its turn, and takes others' place in the
+            source order; 1 keeps that order. See docs/planner.md.
+        step_tokens_tolerance: most relative difference of a step's real tokens to the mean of the steps in view. A step with a
+            sample that costs more than a rank's share of it holds more; `stats.tokens_over_mean` says so.
+        step_samples_tolerance: the same, of its number of samples.
         loss_average: average the loss over target tokens (by weight), or over samples first.
         groups: what becomes of samples that follow one another with the same `group_id` (answers to one prompt, a preference
             pair): as any samples ("split"); in one pack ("together"); or also with what they have in common computed once:
@@ -71,7 +90,9 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     scope: Scope = "group"
     on_exhausted: OnExhausted = "drain"
-    defer: int | None = None
+    lookahead: int = 1
+    step_tokens_tolerance: float = 0.1
+    step_samples_tolerance: float = 0.5
     loss_average: LossAverage = "token"
     pixel_dtype: str | None = None
     groups: Groups = "split"
@@ -82,10 +103,13 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("samples_per_step", "tokens_per_step", "defer"):
+        for name in ("samples_per_step", "tokens_per_step"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         check_int("prefetch", self.prefetch, 0)
+        check_int("lookahead", self.lookahead, 1)
+        check_real("step_tokens_tolerance", self.step_tokens_tolerance, 0.0, 1.0)
+        check_real("step_samples_tolerance", self.step_samples_tolerance, 0.0, 1.0)
         check_real("timeout", self.timeout, 0.1, 1e7)
         for name, kind in (
             ("scope", Scope),
@@ -106,11 +130,18 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
         self._check_groups()
         self._check_step_size()
         for name, value, most in (
-            ("defer", self.defer, MAX_STEPS_WAITED),
+            ("lookahead", self.lookahead, MAX_LOOKAHEAD),
             ("num_microbatches", self.num_microbatches if self.scope == "microbatch" else None, MAX_LISTS),
         ):
             if value is not None and value > most:
                 raise ValueError(f"{name} must be at most {most}, got {value}")
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Build the settings from a plain mapping, as `PlanConfig.from_dict` does."""
+        if "defer" in settings:
+            raise ValueError(_DEFER)
+        return super().from_dict(settings)
 
     def resolved(self, cp_size: int) -> "SchedulerConfig":
         """Return the settings with what `static_shapes` means: rows padded to the whole capacity."""
@@ -142,5 +173,15 @@ class SchedulerConfig(PlanConfig, frozen=True, kw_only=True):
                 raise ValueError("scope='microbatch' needs num_microbatches: the lists that make one step")
         elif len(given) != 1:
             raise ValueError(f"give exactly one of samples_per_step and tokens_per_step, got {given or 'neither'}")
-        if self.defer is not None and (self.scope != "group" or self.samples_per_step is None):
-            raise ValueError(f"defer needs scope='group' and samples_per_step, got scope={self.scope!r}")
+        if self.lookahead > 1:
+            self._check_lookahead()
+
+    def _check_lookahead(self) -> None:
+        needs = {
+            "scope='group'": (self.scope == "group", f"scope={self.scope!r}"),
+            "samples_per_step": (self.samples_per_step is not None, f"tokens_per_step={self.tokens_per_step}"),
+            "num_microbatches=None": (self.num_microbatches is None, f"num_microbatches={self.num_microbatches}"),
+        }
+        for need, (met, given) in needs.items():
+            if not met:
+                raise ValueError(f"lookahead={self.lookahead} needs {need}, got {given}")

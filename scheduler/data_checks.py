@@ -5,13 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..core import Sample, members_of
+from .config import SchedulerConfig
 from .stages.describe import Described, id_hash
 from .stages.gather import Gathered
+from .stages.select import StepSamples
 
 #: Steps without a target, and first samples with shifted labels, that are enough to say so.
 NUM_STEPS, NUM_SAMPLES = 3, 3
 #: Targets that a sample needs to show that its labels are shifted.
 MIN_TARGETS = 4
+#: Breach of a window's bound that is said: less is due to single samples.
+_BREACH = 0.05
 
 
 class DataChecks:
@@ -24,27 +28,33 @@ class DataChecks:
 
     Args:
         num_ranks: R.
-        defers: whether samples may wait for a later step, so that what a `DistributedSampler` repeats may meet its other half
+        config: settings. Where samples may wait for a later step, what a `DistributedSampler` repeats may meet its other half
             before the last one: then only more repeats than it makes are told.
     """
 
-    def __init__(self, num_ranks: int, *, defers: bool) -> None:
+    def __init__(self, num_ranks: int, config: SchedulerConfig) -> None:
         self._num_ranks = num_ranks
-        self._defers = defers
+        self._config = config
+        self._looks_for_breach = True
         self._steps_left: int | None = NUM_STEPS
         self._shifted_left: int | None = NUM_SAMPLES
         self._looks_for_repeats = True
         self._suspicion: str | None = None
 
-    def step(self, number: int, mine: Sequence[Described], gathered: Gathered) -> list[str]:
+    def step(self, number: int, chosen: StepSamples) -> list[str]:
         """Return what to warn of, now that a step is known.
 
         Args:
             number: of the step.
-            mine: this rank's samples of the step.
-            gathered: metadata of all ranks' samples of the step.
+            chosen: its samples.
         """
-        found = [self._targets(gathered), self._shifted(mine), *self._repeats(number, mine, gathered)]
+        mine, gathered = chosen.mine, chosen.gathered
+        found = [
+            self._targets(gathered),
+            self._shifted(mine),
+            *self._repeats(number, mine, gathered),
+            self._breach(number, chosen),
+        ]
         return [text for text in found if text is not None]
 
     def epoch_ended(self) -> list[str]:
@@ -55,6 +65,23 @@ class DataChecks:
             self._steps_left = None
         self._suspicion = None  # no more than an even number of samples per rank asks for
         return [] if found is None else [found]
+
+    def _breach(self, number: int, chosen: StepSamples) -> str | None:
+        """A step that holds more than the bounds of a window allow: one sample costs more than a rank's share of it."""
+        config, longest = self._config, int(chosen.gathered.records["tokens"].max(initial=0))
+        for name, over, bound in (
+            ("tokens", chosen.tokens_over_mean, config.step_tokens_tolerance),
+            ("samples", chosen.samples_over_mean, config.step_samples_tolerance),
+        ):
+            if self._looks_for_breach and over > 1 + bound + _BREACH:
+                self._looks_for_breach = False
+                return (
+                    f"step {number} holds {over:.2f} times the mean {name} of the {config.lookahead} steps in view, "
+                    f"step_{name}_tolerance={bound:g} allows {1 + bound:g}: a sample of {longest} tokens costs more than a "
+                    "rank's share of a step, and others keep the ranks busy meanwhile. A larger samples_per_step gives each of "
+                    f"them less weight, lookahead=1 keeps the order; stats.{name}_over_mean has the figure of every step"
+                )
+        return None
 
     def _targets(self, gathered: Gathered) -> str | None:
         if self._steps_left is None:
@@ -101,7 +128,7 @@ class DataChecks:
         at = int(np.argmax(again))
         text = _repeated(number, num_repeats, gathered, mine, order[at : at + 2])
         if num_repeats < self._num_ranks:
-            self._suspicion = None if self._defers else text
+            self._suspicion = None if self._config.lookahead > 1 else text
             return []
         self._looks_for_repeats = False
         return [text]

@@ -21,8 +21,8 @@ from .stages.describe import Described, Describer
 from .stages.exchange import Exchanger, plan_number
 from .stages.gather import Gathered, Gatherer, RankState
 from .stages.planning import Planner, heaviest_part, plan_samples
-from .stages.select import first_quota, select
-from .state import Checkpoint
+from .stages.select import NO_VIEW, View, first_quota, select
+from .state import Checkpoint, without_view
 from .stats import step_stats
 from .step import PackedStep, StepContext
 
@@ -85,8 +85,8 @@ class Pipeline:
         self._context = context
         self._executor = executor
         self._exchanger = Exchanger(channel.blocks)
-        defers = context.config.defer is not None
-        self._checks = DataChecks(channel.steps.num_ranks, defers=defers) if context.is_writer else None
+        self._view = NO_VIEW
+        self._checks = DataChecks(channel.steps.num_ranks, context.config) if context.is_writer else None
         self._digest = 0
         self._ended = False
         self.num_dropped = 0
@@ -103,7 +103,7 @@ class Pipeline:
         except TransportError as error:
             raise self._channel.heartbeat.lost(error, f"step {self.step}") from error
         if prepared is None:
-            self._ended = True
+            self._ended, self._view = True, NO_VIEW
             warnings = self._checks.epoch_ended() if self._checks else []
             return Prepared(None, self.checkpoint(in_epoch=False), warnings=warnings)
         return prepared
@@ -113,18 +113,26 @@ class Pipeline:
         started = time.monotonic()
         self._change_cost()
         context, config, num_ranks = self._context, self._context.config, self._channel.steps.num_ranks
-        quota, dropped, truncated = first_quota(config, num_ranks), 0, 0
+        quota, dropped, truncated = first_quota(config, num_ranks, self._view), 0, 0
         while True:
             self._enter("collecting")
             candidates = self.reader.collect(quota)  # and describe each sample as it comes
             self._enter("gathering")
-            gathered = self._gather(candidates)
+            gathered = self._gather_in_view(candidates)
             dropped, truncated = dropped + gathered.dropped, truncated + gathered.truncated
-            chosen = select(candidates, gathered, config=config, rank=context.rank, num_ranks=num_ranks)
+            chosen = select(
+                candidates,
+                gathered,
+                config=config,
+                rank=context.rank,
+                num_ranks=num_ranks,
+                cp_size=context.cp_size,
+                view=self._view,
+            )
             if chosen is None:
                 quota *= 2  # some rank ran out of candidates before the token budget was spent: all look further ahead
                 continue
-            fresh = self.reader.take(chosen.num_fresh, chosen.deferred)
+            fresh, self._view = self.reader.take(chosen.num_fresh, chosen.carried), chosen.view
             # Where every list of the step was empty or dropped, and the sources go on, collect again.
             if len(chosen.gathered) or gathered.exhausted.all() or chosen.is_last:
                 break
@@ -146,16 +154,21 @@ class Pipeline:
             self._describer.heavy = heaviest_part(table, num_ranks, config)
         self._enter("exchanging")
         samples = self._exchange(table, plan, chosen.mine)
-        warnings = self._checks.step(self.step, chosen.mine, chosen.gathered) if self._checks else []
+        warnings = self._checks.step(self.step, chosen) if self._checks else []
         seconds = time.monotonic() - started
         stats = step_stats(
             table,
             plan,
             members=chosen.gathered.group_column("num_members"),
+            config=config,
+            cp_size=context.cp_size,
             step=self.step,
             dropped=dropped,
             truncated=truncated,
-            waits=chosen.waits,
+            delays=chosen.delays,
+            num_carried=chosen.num_carried,
+            tokens_over_mean=chosen.tokens_over_mean,
+            samples_over_mean=chosen.samples_over_mean,
             seconds=seconds,
         )
         step = PackedStep(
@@ -175,7 +188,15 @@ class Pipeline:
         """Say where this rank is, to the ranks that may wait for it."""
         self._channel.heartbeat.stage = f"{stage} step {self.step}"
 
+    def _gather_in_view(self, candidates: Sequence[Described]) -> Gathered:
+        """Gather the metadata of all that is in view; what is known of carried samples does not travel again."""
+        carried = self._view.carried
+        if carried is None:
+            return self._gather(candidates)
+        return self._gather(candidates[len(self.reader.carried) :]).after(carried)
+
     def _gather(self, candidates: Sequence[Described], error: BaseException | None = None) -> Gathered:
+        config = self._context.config
         state = RankState(
             step=self.step,
             records=np.stack([item.record for item in candidates]) if candidates else self._describer.empty_records(),
@@ -186,6 +207,7 @@ class Pipeline:
             plan_digest=self._digest,
             dtypes=self._describer.dtypes,
             free_fields=tuple(self._describer.free_fields),
+            slots=None if config.lookahead == 1 else (config.samples_per_step or 1) * self._view.wanted(config),
         )
         return self._run(lambda: self._gatherer(state), self._executor, is_gather=True)
 
@@ -213,6 +235,7 @@ class Pipeline:
             self._gatherer.amend(due.fingerprint)
             self._context = msgspec.structs.replace(self._context, towers=due.towers)
             self.reader.describe_again()
+            self._view = msgspec.structs.replace(self._view, carried=None)
 
     # Between steps.
 
@@ -225,17 +248,29 @@ class Pipeline:
         """Read what the next step will likely need, without a collective."""
         # What an iterator yields cannot be read again: it is read only when a step is due, so that its state is certain.
         if not self._ended and self._context.config.samples_per_step is not None and self.reader.can_go_back:
-            self.reader.fill(self._context.config.samples_per_step)
+            self.reader.fill(self._context.config.samples_per_step * self._view.wanted(self._context.config))
 
     def checkpoint(self, *, in_epoch: bool) -> Checkpoint:
         """Return where the next step begins."""
         position, dtypes = self.reader.position(), self._describer.dtypes
-        heavy = self._describer.heavy
-        return Checkpoint(step=self.step, plan=self._digest, dtypes=dtypes, in_epoch=in_epoch, position=position, heavy=heavy)
+        return Checkpoint(
+            step=self.step,
+            plan=self._digest,
+            dtypes=dtypes,
+            in_epoch=in_epoch,
+            position=position,
+            heavy=self._describer.heavy,
+            lookahead=self._context.config.lookahead,
+            ahead=self._view.ahead,
+            closing=self._view.closing,
+        )
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go to a checkpoint, before `start_epoch`."""
         self.step, self._digest = checkpoint.step, checkpoint.plan
         self._describer.load_dtypes(checkpoint.dtypes)
         self._describer.heavy = checkpoint.heavy
+        if checkpoint.in_epoch and checkpoint.lookahead != self._context.config.lookahead:
+            checkpoint = without_view(checkpoint)
+        self._view = View(ahead=checkpoint.ahead, closing=checkpoint.closing) if checkpoint.in_epoch else NO_VIEW
         self.reader.load(checkpoint.position, in_epoch=checkpoint.in_epoch)

@@ -12,7 +12,7 @@ from .stages.blocks import read_block
 from .stages.collect import Position
 from .stages.describe import Described, Describer
 
-VERSION = 1
+VERSION = 2
 _KEYS = (
     "version",
     "rank",
@@ -23,7 +23,10 @@ _KEYS = (
     "in_epoch",
     "source",
     "waiting",
-    "deferred",
+    "carried",
+    "lookahead",
+    "ahead",
+    "closing",
     "index",
     "exhausted",
     "started",
@@ -41,6 +44,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         in_epoch: whether the epoch continues.
         position: where the reader stands.
         heavy: most that a part of a group may cost, as the last plan had it.
+        lookahead: W of the run, which the ages of carried samples refer to.
+        ahead: steps that the carried samples are for.
+        closing: whether only these are left of the epoch, though some sources go on.
     """
 
     step: int
@@ -49,6 +55,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     in_epoch: bool
     position: Position
     heavy: int | None = None
+    lookahead: int = 1
+    ahead: int = 0
+    closing: bool = False
 
 
 def with_in_flight(checkpoint: Checkpoint, fresh: Sequence[Described], waiting: Sequence[Described]) -> Checkpoint:
@@ -63,6 +72,15 @@ def with_in_flight(checkpoint: Checkpoint, fresh: Sequence[Described], waiting: 
     exhausted = checkpoint.in_epoch and checkpoint.position.exhausted
     position = msgspec.structs.replace(checkpoint.position, waiting=(*fresh, *waiting), exhausted=exhausted, started=True)
     return msgspec.structs.replace(checkpoint, in_epoch=True, position=position)
+
+
+def without_view(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint for a run with another `lookahead`: samples that were carried are read first, in their order."""
+    position = checkpoint.position
+    oldest_first = sorted(position.carried, key=lambda item: -item.age)
+    waiting = (*(item.marked(age=0) for item in oldest_first), *position.waiting)
+    position = msgspec.structs.replace(position, waiting=waiting, carried=())
+    return msgspec.structs.replace(checkpoint, position=position, ahead=0)
 
 
 def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int, adapter: ModelAdapter) -> dict[str, Any]:
@@ -80,7 +98,10 @@ def to_state(checkpoint: Checkpoint, *, rank: int, num_ranks: int, adapter: Mode
         "in_epoch": checkpoint.in_epoch,
         "source": position.source,
         "waiting": [_bytes_of(item) for item in position.waiting],
-        "deferred": [(_bytes_of(item), item.steps_waited) for item in position.deferred],
+        "carried": [(_bytes_of(item), item.age) for item in position.carried],
+        "lookahead": checkpoint.lookahead,
+        "ahead": checkpoint.ahead,
+        "closing": checkpoint.closing,
         "index": position.index,
         "exhausted": position.exhausted,
         "started": position.started,
@@ -105,10 +126,13 @@ def from_state(state: Mapping[str, Any], describer: Describer) -> Checkpoint:
         plan=state["plan"],
         dtypes=bytes(state["dtypes"]),
         in_epoch=state["in_epoch"],
+        lookahead=state["lookahead"],
+        ahead=state["ahead"],
+        closing=state["closing"],
         position=Position(
             source=state["source"],
             waiting=tuple(_sample_of(data, describer) for data in state["waiting"]),
-            deferred=tuple(_sample_of(data, describer).marked(steps_waited=waited) for data, waited in state["deferred"]),
+            carried=tuple(_sample_of(data, describer).marked(age=age) for data, age in state["carried"]),
             index=state["index"],
             exhausted=state["exhausted"],
             started=state["started"],
@@ -165,12 +189,12 @@ def reshard(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int) -> d
     expected = ordered[0].get("num_ranks") if ordered else 0
     if ranks != list(range(expected or 0)) or not ranks:
         raise ValueError(f"states of ranks {ranks} are not those of all {expected} ranks that saved them")
-    for key in ("version", "step", "plan", "in_epoch"):
+    for key in ("version", "step", "plan", "in_epoch", "lookahead", "ahead", "closing"):
         values = {state[key] for state in ordered}
         if len(values) > 1:
             raise ValueError(f"the states were not saved together: {key} is {sorted(values)}")
     waiting = [data for state in ordered for data in state["waiting"]]
-    deferred = [item for state in ordered for item in state["deferred"]]
+    carried = sorted((item for state in ordered for item in state["carried"]), key=lambda item: -item[1])  # oldest first
     return {
         **ordered[0],
         "rank": rank,
@@ -178,7 +202,7 @@ def reshard(states: Sequence[Mapping[str, Any]], rank: int, num_ranks: int) -> d
         "dtypes": [max(codes) for codes in zip(*(state["dtypes"] for state in ordered), strict=True)],
         "source": None,
         "waiting": waiting[rank::num_ranks],
-        "deferred": deferred[rank::num_ranks],
+        "carried": carried[rank::num_ranks],
         "index": sum(state["index"] for state in ordered) // num_ranks,
         "exhausted": all(state["exhausted"] for state in ordered),
         "started": any(state["started"] for state in ordered),

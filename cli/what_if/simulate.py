@@ -29,7 +29,6 @@ METHODS: dict[str, Planner] = {
     "next-fit (Megatron-Core)": next_fit_planner,
     "Karmarkar-Karp (verl)": karmarkar_karp_equal,
 }
-_NO_WAITS = np.zeros(0, np.int64)
 #: Settings that gain less are not worth a change.
 WORTH = 0.01
 
@@ -165,7 +164,7 @@ def simulate(
         nbytes += int(table.nbytes.sum())
         for name, planner in methods.items():
             plan = planner(table, num_ranks=setting.num_ranks, config=setting.config, towers=setting.towers)
-            stats = step_stats(table, plan, step=number, dropped=0, truncated=0, waits=_NO_WAITS)
+            stats = step_stats(table, plan, config=setting.config, step=number)
             seen[name].append((stats, plan.value, work / (setting.num_ranks * plan.value)))
             if len(bounds) == number:
                 bounds.append(plan.lower_bound)

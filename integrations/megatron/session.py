@@ -175,7 +175,7 @@ def load_state(data_iterator: Any, state: Mapping[str, Any] | None, pg_collectio
     """Go to a state that `state_of` returned, before the first call of `wrap_data_iterator` for this iterator.
 
     The iterator must stand behind the samples of the steps that were trained, as it does when the trainer builds it from the
-    number of consumed samples. Samples that wait for a later step (`defer`) are part of the state.
+    number of consumed samples. Samples that wait for a later step (`lookahead`) are part of the state.
 
     Args:
         data_iterator: as it will be given to `wrap_data_iterator`.

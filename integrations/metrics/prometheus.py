@@ -21,6 +21,10 @@ _GAUGES = {
     "tokens_per_second": ("tokens_per_second", "Real tokens a second, whole group"),
     "step_seconds": ("step_seconds", "Seconds between two steps"),
     "padding_share": ("padding_ratio", "Share of the computed tokens that is padding"),
+    "efficiency": ("efficiency_ratio", "Share of the ranks' time, as planned, that is work"),
+    "lost_to_step": ("lost_to_step_ratio", "Share of the ranks' time that no plan of the step's samples gains"),
+    "lost_to_plan": ("lost_to_plan_ratio", "Share of the ranks' time that the plan leaves against its bound"),
+    "lost_to_window": ("lost_to_window_ratio", "Share of the ranks' time that longer windows would gain"),
     "imbalance": ("imbalance_ratio", "Largest over mean load, as planned"),
     "imbalance_home": ("imbalance_home_ratio", "Largest over mean load, had every sample stayed at home"),
     "bubble": ("bubble_ratio", "Share of the compute that waits"),
@@ -28,7 +32,9 @@ _GAUGES = {
     "exposed_share": ("exposed_ratio", "Share of the step in which training waits for the scheduler"),
     "prepare_seconds": ("prepare_seconds", "Seconds to prepare a step"),
     "num_microbatches": ("microbatches", "Packs of a rank in a step"),
-    "num_deferred": ("samples_deferred", "Outliers that wait for a later step"),
+    "num_carried": ("samples_carried", "Samples that wait for a later step of a window"),
+    "mean_delay": ("delay_steps", "Mean steps between a sample's turn and its step"),
+    "tokens_over_mean": ("tokens_over_mean_ratio", "Tokens of a step over the mean of the steps in view"),
 }
 
 

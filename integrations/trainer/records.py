@@ -12,7 +12,7 @@ class Records:
     """
 
     #: Figures that are logged, by their name in `StepStats`.
-    NAMES = ("imbalance", "padding_share", "num_microbatches")
+    NAMES = ("efficiency", "imbalance", "padding_share", "num_microbatches")
 
     def __init__(self) -> None:
         self._steps: list[StepStats] = []

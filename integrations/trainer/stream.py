@@ -70,7 +70,7 @@ def epoch_steps(num_samples: int | None, num_ranks: int, scheduler: PackingSched
     """
     config = scheduler.config
     per_step = config.samples_per_step
-    if num_samples is None or per_step is None or config.defer is not None or config.oversize == "drop":
+    if num_samples is None or per_step is None or config.oversize == "drop":
         return None
     if config.on_exhausted == "stop":
         return num_samples // num_ranks // per_step

@@ -90,3 +90,10 @@ LEVEL_SLOPE = 1
 MINIATURE_RANKS = 128
 #: Pairs of samples that one call of `refine` looks at in a pod, per sample: the time of one rank is the time of all.
 POD_PAIRS_PER_SAMPLE = 60
+
+# Windows of several steps.
+
+#: Part of a micro-batch's room that is counted on when its samples are chosen before they are packed.
+FULL_WINDOW_PACK = 0.96
+#: Steps alike that a bound of longer windows takes together, and most samples of them.
+WINDOW_STEPS, WINDOW_SAMPLES = 8, 131_072

@@ -19,7 +19,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         source: the source's state; None where it cannot go back.
         waiting: samples that were read and belong to no step yet.
-        deferred: outliers that wait until enough equally heavy samples arrive.
+        carried: samples that a step before had in view, and that belong to a later one.
         index: number of samples read in this epoch.
         exhausted: whether the source has ended.
         started: whether the source was opened at all.
@@ -27,7 +27,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     source: Any
     waiting: tuple[Described, ...] = ()
-    deferred: tuple[Described, ...] = ()
+    carried: tuple[Described, ...] = ()
     index: int = 0
     exhausted: bool = False
     started: bool = False
@@ -46,7 +46,7 @@ class Reader:
 
     Attributes:
         waiting: described samples, in source order.
-        deferred: outliers that wait until enough equally heavy samples arrive.
+        carried: samples that a step before had in view, and that belong to a later one.
         exhausted: whether the source has ended.
         error: what the source or a sample raised.
     """
@@ -56,6 +56,7 @@ class Reader:
         self._describer = describer
         self._config = config
         self._count_items = count_items
+        self._per_step = config.samples_per_step or 1
         self._num_items = 0
         self._iterator: Iterator[Any] | None = None
         self._index = 0
@@ -63,7 +64,7 @@ class Reader:
         self._resumed = False
         self._started = False
         self.waiting: list[Described] = []
-        self.deferred: list[Described] = []
+        self.carried: list[Described] = []
         self.exhausted = False
         self.error: BaseException | None = None
         self._abandoned = False
@@ -77,7 +78,7 @@ class Reader:
     def start(self) -> None:
         """Begin an epoch, or continue the one that was loaded; opening the source may fail like any later read."""
         if not self._resumed:
-            self.waiting, self.deferred, self._open, self._index, self.exhausted = [], [], [], 0, False
+            self.waiting, self.carried, self._open, self._index, self.exhausted = [], [], [], 0, False
         self._num_items = 0
         self._resumed, self._started = False, True
         if self.exhausted:
@@ -97,7 +98,7 @@ class Reader:
         return Position(
             source=copy.deepcopy(self._source.state_dict()),  # it may be the source's own, which changes as it is read
             waiting=tuple(self.unused),
-            deferred=tuple(self.deferred),
+            carried=tuple(self.carried),
             index=self._index,
             exhausted=self.exhausted,
             started=self._started,
@@ -117,9 +118,7 @@ class Reader:
                 next(iter(self._source), None)
         self._resumed = in_epoch
         if in_epoch:
-            self.waiting, self.deferred = list(position.waiting), list(position.deferred)
-            if self._config.defer is None:  # the run that saved them deferred samples, this one does not
-                self.waiting, self.deferred = [*(item.marked(steps_waited=0) for item in self.deferred), *self.waiting], []
+            self.waiting, self.carried = list(position.waiting), list(position.carried)
             self._index, self.exhausted = position.index, position.exhausted
             self._reopen()
 
@@ -130,7 +129,7 @@ class Reader:
             quota: of this rank: samples, or lists with `scope="microbatch"`, or tokens with `tokens_per_step`.
 
         Returns:
-            Deferred samples first, then fresh ones in source order.
+            Carried samples first, then fresh ones in source order.
         """
         if self._config.scope == "microbatch":
             self._fill_lists(quota)
@@ -139,8 +138,8 @@ class Reader:
         else:
             self.fill(quota)
             if not self._count_items:
-                return [*self.deferred, *self.waiting[: self._units_of(quota)]]
-        return [*self.deferred, *self.waiting]
+                return [*self.carried, *self._fresh(quota)]
+        return [*self.carried, *self.waiting]
 
     def fill(self, count: int) -> None:
         """Read until `count` samples wait (with `count_items`, items read since `take`), or the source has ended or failed."""
@@ -153,6 +152,15 @@ class Reader:
         if self._config.groups == "split":
             return len(self.waiting)
         return sum(num_groups_of(item.block.sample) for item in self.waiting)
+
+    def _fresh(self, quota: int) -> list[Described]:
+        """Return the first units that wait, each with the step in which it has its turn, of those that are read together."""
+        fresh = self.waiting[: self._units_of(quota)]
+        if self._config.lookahead == 1:
+            return fresh
+        counts = itertools.accumulate(num_groups_of(item.block.sample) for item in fresh)
+        turns = [(count - 1) // self._per_step for count in counts]
+        return [item.marked(list_index=turn) for item, turn in zip(fresh, turns, strict=True)]
 
     def _units_of(self, quota: int) -> int:
         """Return how many of the first units that wait make a quota of samples, all parts of a group among them."""
@@ -175,9 +183,9 @@ class Reader:
                 self._read()
             self.waiting[before:] = [item.marked(list_index=index) for item in self.waiting[before:]]
 
-    def take(self, count: int, deferred: Sequence[Described] = ()) -> list[Described]:
-        """Remove and return the first `count` fresh samples, which the step has used; others wait on, beside the deferred."""
-        self._num_items, self.deferred = 0, list(deferred)
+    def take(self, count: int, carried: Sequence[Described] = ()) -> list[Described]:
+        """Remove and return the first `count` fresh samples, which the step had in view; others wait on, beside the carried."""
+        self._num_items, self.carried = 0, list(carried)
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
 
@@ -185,9 +193,7 @@ class Reader:
         """Describe the samples that wait under the describer's present cost model: a rank that resumes here does it then."""
         where = "a sample that waits for its step"
         self.waiting = [self._describer.described(item.block.sample, where) for item in self.waiting]
-        self.deferred = [
-            self._describer.described(item.block.sample, where).marked(steps_waited=item.steps_waited) for item in self.deferred
-        ]
+        self.carried = [self._describer.described(item.block.sample, where).marked(age=item.age) for item in self.carried]
 
     def take_dropped(self) -> int:
         """Return the number of samples that policies of the scheduler or the encoder dropped since the last call."""
@@ -231,7 +237,7 @@ class Reader:
         if self._open and _group_of(self._open[0]) != group:
             self._close_group()
         if group is None:
-            self.waiting.append(described)
+            self.waiting.append(self._at_turn(described))
             return
         if not self._open and any(_group_of(item.block.sample) == group for item in self.waiting):
             raise FieldShapeError(
@@ -241,12 +247,18 @@ class Reader:
         assert isinstance(sample, Sample)
         self._open.append(sample)
 
+    def _at_turn(self, described: Described) -> Described:
+        """Mark a sample with the step in which its item has its turn, of those that are read together."""
+        if not self._count_items or self._config.lookahead == 1:
+            return described
+        return described.marked(list_index=(self._num_items - 1) // self._per_step)
+
     def _close_group(self) -> None:
         members, self._open = self._open, []
         if not members:
             return
         try:
-            self.waiting += self._describer.described_group(members)
+            self.waiting += [self._at_turn(described) for described in self._describer.described_group(members)]
         except Exception as error:
             self.error = error
 

@@ -43,9 +43,10 @@ def record_dtype(num_phases: int, *, groups: bool = False) -> np.dtype[np.void]:
     Where samples come in groups, a record is that of a group, and has its numbers of members, of members with a target, and of
     groups (0 for a further part of one), and the sum of the squares of the members' lengths.
 
-    `media` has one bit per modality; `steps_waited` counts the steps that a deferred sample has waited; `list_index` is the
-    number of its list in the step, with `scope="microbatch"`; `id_hash` tells whether two samples have one `sample_id`, 0
-    where a sample has none.
+    `media` has one bit per modality. `age` is 0 for a fresh sample; for one that a step before had in view it is W, the
+    `lookahead`, less the steps until its turn. `list_index` is the number of its list in the step, with `scope="microbatch"`,
+    or else of the step, among those collected together, in which a fresh sample has its turn. `id_hash` tells whether two
+    samples have one `sample_id`, 0 where a sample has none.
 
     Example:
         >>> record_dtype(1).itemsize, record_dtype(2).itemsize
@@ -56,7 +57,7 @@ def record_dtype(num_phases: int, *, groups: bool = False) -> np.dtype[np.void]:
             ("tokens", "<i4"),
             ("loss_tokens", "<i4"),
             ("media", "u1"),
-            ("steps_waited", "u1"),
+            ("age", "u1"),
             ("list_index", "<u2"),
             ("weight", "<f4"),
             ("nbytes", "<i8"),
@@ -92,9 +93,9 @@ class Described(msgspec.Struct, frozen=True):
     record: np.ndarray
 
     @property
-    def steps_waited(self) -> int:
-        """Steps that a deferred sample has waited, 0 for a fresh one."""
-        return int(self.record["steps_waited"])
+    def age(self) -> int:
+        """W less the steps until the sample's turn, 0 for a fresh one."""
+        return int(self.record["age"])
 
     def marked(self, **columns: int) -> "Described":
         """Return the sample with other values in columns of its record; a checkpoint may hold this one."""

@@ -16,7 +16,7 @@ from .describe import MAX_FREE_DTYPES
 MAX_MESSAGE = 2000
 
 #: Of the header and the records; the first field of every header, so that any version can read it.
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 HEADER = np.dtype(
     [
@@ -48,6 +48,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         plan_digest: digest of its last plan.
         dtypes: dtype codes of its fields of free dtype.
         free_fields: their names.
+        slots: records that travel with the header; None for as many as the largest step so far had. Equal on all ranks.
     """
 
     step: int
@@ -59,6 +60,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     plan_digest: int = 0
     dtypes: bytes = b""
     free_fields: tuple[str, ...] = ()
+    slots: int | None = None
 
 
 class Gathered(msgspec.Struct, frozen=True, eq=False):
@@ -100,6 +102,13 @@ class Gathered(msgspec.Struct, frozen=True, eq=False):
     def select(self, keep: np.ndarray) -> "Gathered":
         """Return the records at the given indices or mask, order kept."""
         return msgspec.structs.replace(self, records=self.records[keep], home=self.home[keep])
+
+    def after(self, earlier: "Gathered") -> "Gathered":
+        """Return these records behind earlier ones of the same ranks."""
+        home = np.concatenate([earlier.home, self.home])
+        order = np.argsort(home, kind="stable")
+        records = np.concatenate([earlier.records, self.records])[order]
+        return msgspec.structs.replace(self, records=records, home=home[order])
 
     @property
     def media_dtype(self) -> str:
@@ -149,7 +158,8 @@ class Gatherer:
             TransportError: timed out waiting for a rank, or lost it.
         """
         message = _message(state.error)
-        everyone = self._transport.gather(self._packed(state, len(message)))
+        slots = self._slots if state.slots is None else state.slots
+        everyone = self._transport.gather(self._packed(state, len(message), slots))
         headers = everyone[:, : HEADER.itemsize].copy().view(HEADER)[:, 0]
         _check_version(headers)
         try:
@@ -160,16 +170,18 @@ class Gatherer:
                 raise mine from mine.__cause__  # itself, as its own cause it would be shown twice
             raise error from mine
         _check_agreement(headers, state.free_fields)
-        rows, home = self._collect(headers, everyone[:, HEADER.itemsize :], state.records)
+        rows, home = self._collect(headers, everyone[:, HEADER.itemsize :], state.records, slots)
+        if state.slots is None:  # the next step is likely as large; every rank sees the same counts, so all change alike
+            self._slots = max(slots, int(headers["count"].max(initial=0)))
         codes = headers["dtypes"].max(axis=0)
         dtypes = {name: TENSOR_DTYPES[code - 1] for name, code in zip(state.free_fields, codes.tolist(), strict=False) if code}
         return Gathered(
             rows, home, headers["exhausted"] != 0, int(headers["dropped"].sum()), int(headers["truncated"].sum()), dtypes
         )
 
-    def _packed(self, state: RankState, message: int) -> np.ndarray:
+    def _packed(self, state: RankState, message: int, num_slots: int) -> np.ndarray:
         """Return what a rank sends first: its header, and its first records in as many slots as every rank has."""
-        header, slots = np.zeros(1, HEADER), np.zeros(self._slots, state.records.dtype)
+        header, slots = np.zeros(1, HEADER), np.zeros(num_slots, state.records.dtype)
         failed = state.error is not None
         columns = {
             "version": WIRE_VERSION,
@@ -186,19 +198,17 @@ class Gatherer:
         for name, value in columns.items():
             header[name] = value
         header["dtypes"][0, : len(state.dtypes)] = np.frombuffer(state.dtypes, np.uint8)
-        slots[: len(state.records)] = state.records[: self._slots]
+        slots[: len(state.records)] = state.records[:num_slots]
         return np.concatenate([header.view(np.uint8), slots.view(np.uint8)])
 
-    def _collect(self, headers: np.ndarray, first: np.ndarray, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _collect(self, headers: np.ndarray, first: np.ndarray, mine: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
         counts = headers["count"].astype(np.int64)
         parts = [first.copy().view(mine.dtype)]
         most = int(counts.max(initial=0))
-        if most > self._slots:
-            rest = np.zeros(most - self._slots, mine.dtype)
-            rest[: max(0, len(mine) - self._slots)] = mine[self._slots :]
+        if most > slots:
+            rest = np.zeros(most - slots, mine.dtype)
+            rest[: max(0, len(mine) - slots)] = mine[slots:]
             parts.append(self._transport.gather(rest.view(np.uint8)).copy().view(mine.dtype))
-            # The next step is likely as large; every rank sees the same counts, so all change alike.
-            self._slots = most
         full = np.concatenate(parts, axis=1)
         rows = np.concatenate([full[rank, :count] for rank, count in enumerate(counts)])
         return rows, np.repeat(np.arange(len(counts)), counts)

@@ -6,8 +6,31 @@ import msgspec
 import numpy as np
 
 from ..config import SchedulerConfig
+from ..plan.window import WindowBounds, choose_step, merged_rows
 from .describe import Described
 from .gather import Gathered
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What is known between steps of the samples that wait for a later one, the same on every rank.
+
+    Attributes:
+        carried: their metadata; None where the ranks must gather it, after a resume or with another cost model.
+        ahead: steps that they are for.
+        closing: whether only these steps are left of the epoch, though some sources go on.
+    """
+
+    carried: Gathered | None = None
+    ahead: int = 0
+    closing: bool = False
+
+    def wanted(self, config: SchedulerConfig) -> int:
+        """Further steps of which samples are collected."""
+        return 0 if self.closing else max(config.lookahead - self.ahead, 0)
+
+
+#: Nothing is known, and nothing waits.
+NO_VIEW = View()
 
 
 class StepSamples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -16,73 +39,147 @@ class StepSamples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         mine: this rank's samples, in table order.
         gathered: the metadata of all ranks' samples.
-        num_fresh: number of this rank's samples that were not deferred before, those deferred now among them.
-        deferred: this rank's samples that wait for a later step.
-        waits: of every sample of the group that waits for a later step, the steps that it will have waited by then.
+        num_fresh: number of this rank's samples that no step before had in view.
+        delays: of every sample of the group, steps that it is trained after its turn; below 0, before it.
+        carried: this rank's samples that wait for a later step.
+        view: what is known of all that wait.
+        tokens_over_mean: real tokens over the mean of the steps in view.
+        samples_over_mean: number of samples over the mean of the steps in view.
         is_last: whether the epoch ends with this step.
     """
 
     mine: list[Described]
     gathered: Gathered
     num_fresh: int
-    deferred: Sequence[Described] = ()
-    waits: np.ndarray = np.zeros(0, np.int64)
+    delays: np.ndarray = np.zeros(0, np.int64)
+    carried: Sequence[Described] = ()
+    view: View = NO_VIEW
+    tokens_over_mean: float = 1.0
+    samples_over_mean: float = 1.0
     is_last: bool = False
 
+    @property
+    def num_carried(self) -> int:
+        """Samples of the group that wait for a later step."""
+        return 0 if self.view.carried is None else len(self.view.carried)
 
-def first_quota(config: SchedulerConfig, num_ranks: int) -> int:
+
+def first_quota(config: SchedulerConfig, num_ranks: int, view: View) -> int:
     """Return how much every rank collects for a step: lists, samples, or tokens of the budget."""
     if config.scope == "microbatch":
         return config.num_microbatches or 1
     if config.tokens_per_step is not None:
         return -(-config.tokens_per_step // num_ranks)
-    return config.samples_per_step or 1
+    return (config.samples_per_step or 1) * view.wanted(config)
 
 
 def select(
-    candidates: Sequence[Described], gathered: Gathered, *, config: SchedulerConfig, rank: int, num_ranks: int
+    candidates: Sequence[Described],
+    gathered: Gathered,
+    *,
+    config: SchedulerConfig,
+    rank: int,
+    num_ranks: int,
+    cp_size: int = 1,
+    view: View = NO_VIEW,
 ) -> StepSamples | None:
     """Select the samples of a step.
 
     Args:
-        candidates: what this rank collected: deferred samples first, then fresh ones.
+        candidates: what this rank collected: carried samples first, then fresh ones.
         gathered: the metadata of every rank's candidates.
         config: settings.
         rank: this rank.
         num_ranks: R.
+        cp_size: context-parallel size.
+        view: what is known of the carried samples.
 
     Returns:
         The samples; None where a rank ran out of candidates before the token budget was spent: all ranks collect more.
     """
-    fresh = gathered.records["steps_waited"] == 0
-    num_fresh = int(fresh[gathered.home == rank].sum())
-    chosen, waits = np.ones(len(gathered), bool), np.zeros(len(gathered), bool)
-    if config.scope == "microbatch":
-        full = not gathered.exhausted.any()
-    elif config.tokens_per_step is not None:
+    if config.scope != "microbatch" and config.tokens_per_step is None:
+        return _select_in_view(candidates, gathered, config=config, rank=rank, num_ranks=num_ranks, cp_size=cp_size, view=view)
+    own = gathered.home == rank
+    chosen, full = np.ones(len(gathered), bool), not gathered.exhausted.any()
+    if config.tokens_per_step is not None:
         chosen, enough, full = rounds_within(gathered, budget=config.tokens_per_step, num_ranks=num_ranks)
         if not enough:
             return None
-        num_fresh = int(chosen[gathered.home == rank].sum())
-    else:
-        counts = np.bincount(gathered.home[fresh], gathered.group_column("num_groups")[fresh], minlength=num_ranks)
-        full = bool((counts >= (config.samples_per_step or 0)).all())
-        if config.defer is not None:
-            ending = bool(gathered.exhausted.all()) or (not full and config.on_exhausted == "stop")
-            waits = waiting_outliers(gathered, num_ranks=num_ranks, limit=config.defer, ending=ending)
-            chosen = ~waits
+    num_fresh = int(chosen[own].sum())
     is_last = not full and config.on_exhausted == "stop" and bool(gathered.exhausted.any())
-    if is_last:  # outliers that full steps left waiting are trained; the fresh samples of an incomplete step are not
-        chosen &= ~fresh
-    own = gathered.home == rank
-    deferred = [item for item, wait in zip(candidates, waits[own].tolist(), strict=True) if wait]
+    if is_last:  # an incomplete step is not trained
+        chosen[:] = False
     return StepSamples(
         mine=[item for item, kept in zip(candidates, chosen[own].tolist(), strict=True) if kept],
         gathered=gathered.select(chosen),
         num_fresh=num_fresh,
-        deferred=[item.marked(steps_waited=item.steps_waited + 1) for item in deferred],
-        waits=gathered.records["steps_waited"][waits].astype(np.int64) + 1,
+        delays=np.zeros(int(chosen.sum()), np.int64),
         is_last=is_last,
+    )
+
+
+def _select_in_view(
+    candidates: Sequence[Described],
+    gathered: Gathered,
+    *,
+    config: SchedulerConfig,
+    rank: int,
+    num_ranks: int,
+    cp_size: int,
+    view: View,
+) -> StepSamples:
+    """Select one step's samples out of those of the steps in view."""
+    records, own = gathered.records, gathered.home == rank
+    fresh = records["age"] == 0
+    turn = records["list_index"].astype(np.int64)
+    kept, closing = np.ones(len(gathered), bool), view.closing
+    per_step = config.samples_per_step or 1
+    steps_read = int(turn[fresh].max(initial=-1)) + 1
+    if config.on_exhausted == "stop" and gathered.exhausted.any():
+        counts = np.bincount(gathered.home[fresh], gathered.group_column("num_groups")[fresh], minlength=num_ranks)
+        full = int(counts.min()) // per_step
+        if full < view.wanted(config):  # an incomplete step is not trained, nor what other ranks have for later ones
+            kept, steps_read, closing = ~fresh | (turn < full), full, True
+    steps = view.ahead + steps_read
+    age = np.where(fresh, config.lookahead - view.ahead - turn, records["age"])
+    chosen = kept.copy()
+    tokens_over_mean = samples_over_mean = 1.0
+    if steps > 1 and kept.any():
+        table = gathered.select(kept).table(config.segment_align(cp_size))
+        first = np.flatnonzero(gathered.group_column("num_groups")[kept])  # parts of a group follow its first, in one step
+        units = table if len(first) == len(table) else merged_rows(table, first)
+        now = choose_step(
+            units,
+            age[kept][first],
+            num_ranks=num_ranks,
+            steps=steps,
+            config=config,
+            capacity=config.capacity(cp_size),
+            bounds=WindowBounds(
+                lookahead=config.lookahead, tokens=config.step_tokens_tolerance, samples=config.step_samples_tolerance
+            ),
+        )
+        chosen[kept] = np.repeat(now, np.diff(np.append(first, len(table))))
+        tokens = records["tokens"].astype(np.int64)
+        tokens_over_mean = int(tokens[chosen].sum()) * steps / int(tokens[kept].sum())
+        samples_over_mean = int(chosen.sum()) * steps / int(kept.sum())
+    waits = kept & ~chosen
+    carried = gathered.select(waits)
+    carried.records["age"] = age[waits] + 1
+    return StepSamples(
+        mine=[item for item, now in zip(candidates, chosen[own].tolist(), strict=True) if now],
+        gathered=gathered.select(chosen),
+        num_fresh=int((fresh & own).sum()),
+        delays=age[chosen] - config.lookahead,
+        carried=[
+            item.marked(age=then + 1)
+            for item, later, then in zip(candidates, waits[own].tolist(), age[own].tolist(), strict=True)
+            if later
+        ],
+        view=View(carried=carried, ahead=max(steps - 1, 0), closing=closing),
+        tokens_over_mean=tokens_over_mean,
+        samples_over_mean=samples_over_mean,
+        is_last=closing and steps <= 1,
     )
 
 
@@ -119,34 +216,6 @@ def rounds_within(gathered: Gathered, *, budget: int, num_ranks: int) -> tuple[n
     taken[order[:prefix]] = True
     full = prefix < len(order) or (prefix > 0 and int(total[-1]) == budget)
     return taken, certain, full
-
-
-def waiting_outliers(gathered: Gathered, *, num_ranks: int, limit: int, ending: bool) -> np.ndarray:
-    """Choose the samples that wait for a later step.
-
-    A sample heavier than the mean rank load makes every other rank wait, whichever rank computes it; R of them in one step do
-    not. So such samples are deferred, first in first out, until there are R of them, or for `limit` steps. None is deferred
-    at the end of the epoch, or if nothing else would be left to train on.
-
-    Args:
-        gathered: the metadata of the step's candidates, those deferred before included.
-        num_ranks: R.
-        limit: most steps that a sample may wait.
-        ending: whether this is the epoch's last step.
-
-    Returns:
-        bool `[N]`, True where the sample waits.
-    """
-    cost = gathered.records["cost"].astype(np.int64).sum(axis=1)
-    waited = gathered.records["steps_waited"].astype(np.int64)
-    waits: np.ndarray = cost * num_ranks > cost.sum()
-    outliers = np.flatnonzero(waits)
-    oldest_first = outliers[np.argsort(-waited[outliers], kind="stable")]
-    waits[oldest_first[: len(outliers) // num_ranks * num_ranks]] = False
-    waits[waited >= limit] = False
-    if ending or waits.all():
-        waits[:] = False
-    return waits
 
 
 def why_no_step(config: SchedulerConfig, *, num_ranks: int, num_dropped: int) -> str:

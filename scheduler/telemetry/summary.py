@@ -20,6 +20,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         padding_share: share of the packs' tokens that is padding.
         padding_share_batched: share that would be padding in padded batches.
         num_microbatches: mean packs per rank and step.
+        efficiency: share of the ranks' time, as planned, that is work: mean of the steps.
+        lost_to_step: share that no plan of each step's samples gains.
+        lost_to_plan: share that the plans leave against their bounds, at most.
+        lost_to_window: part of `lost_to_step` that longer windows would gain, at most.
         imbalance: mean of the steps.
         imbalance_home: mean of the steps, had every sample stayed at home.
         bubble: share of the group's compute that waits, at the mean imbalance.
@@ -30,8 +34,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         moved_share: `moved_bytes / shuffle_bytes`.
         num_dropped: samples that a policy left out.
         num_truncated: samples that a policy cut.
-        num_deferred: mean number of outliers that waited for a later step.
-        longest_wait: most steps that one of them has waited.
+        num_carried: mean number of samples that waited for a later step of a window.
+        longest_delay: most steps that a sample was trained after its turn.
+        mean_delay: mean steps between the samples' turns and their steps.
+        tokens_over_mean: largest of the steps.
         exposed_seconds: time that the training thread waited for steps.
         exposed_share: that wait over the intervals between hand-outs; None where there is none.
         prepare_seconds: mean time to prepare a step.
@@ -49,6 +55,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     padding_share: float
     padding_share_batched: float
     num_microbatches: float
+    efficiency: float
+    lost_to_step: float
+    lost_to_plan: float
+    lost_to_window: float
     imbalance: float
     imbalance_home: float
     bubble: float
@@ -59,8 +69,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     moved_share: float
     num_dropped: int
     num_truncated: int
-    num_deferred: float
-    longest_wait: int
+    num_carried: float
+    longest_delay: int
+    mean_delay: float
+    tokens_over_mean: float
     exposed_seconds: float
     exposed_share: float | None
     prepare_seconds: float
@@ -91,6 +103,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             padding_share=padding("padded_tokens"),
             padding_share_batched=padding("padded_batch_tokens"),
             num_microbatches=mean("num_microbatches"),
+            efficiency=mean("efficiency"),
+            lost_to_step=mean("lost_to_step"),
+            lost_to_plan=mean("lost_to_plan"),
+            lost_to_window=mean("lost_to_window"),
             imbalance=imbalance,
             imbalance_home=mean("imbalance_home"),
             bubble=1 - 1 / max(1.0, imbalance),
@@ -101,8 +117,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             moved_share=total("moved_bytes") / max(1, total("shuffle_bytes")),
             num_dropped=total("num_dropped"),
             num_truncated=total("num_truncated"),
-            num_deferred=mean("num_deferred"),
-            longest_wait=max((one.longest_wait for one in steps), default=0),
+            num_carried=mean("num_carried"),
+            longest_delay=max((one.longest_delay for one in steps), default=0),
+            mean_delay=mean("mean_delay"),
+            tokens_over_mean=max((one.tokens_over_mean for one in steps), default=0.0),
             exposed_seconds=total("exposed_seconds"),
             exposed_share=sum(one.exposed_seconds for one in timed) / seconds if seconds else None,
             prepare_seconds=mean("prepare_seconds"),

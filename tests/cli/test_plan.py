@@ -50,7 +50,7 @@ def test_figures_are_those_of_plans_made_by_hand(sync, lengths_file, capsys):
             LENGTHS[row], align=8, cost=text_cost(LENGTHS[row]), home=np.arange(32) // 8, nbytes=16 * LENGTHS[row] + 256
         )
         plans.append(plan_step(table, num_ranks=4, config=config))
-        stats.append(step_stats(table, plans[-1], step=number, dropped=0, truncated=0, waits=np.zeros(0)))
+        stats.append(step_stats(table, plans[-1], config=config, step=number))
         work.append((int(table.cost.sum()), int(table.nbytes.sum())))
     ours = shown["methods"][0]
     assert ours["name"] == "evenpack" and ours["relative_cost"] == 1

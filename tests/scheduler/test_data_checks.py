@@ -88,7 +88,7 @@ def test_samples_that_make_ranks_even_are_no_suspicion():
 
     assert warned(loader, num_ranks=4, samples_per_step=3) == [[]] * 4
     assert warned(loader, num_ranks=4, samples_per_step=1) == [[]] * 4
-    assert warned(loader, num_ranks=4, samples_per_step=1, defer=3) == [[]] * 4
+    assert warned(loader, num_ranks=4, samples_per_step=1, lookahead=3) == [[]] * 4
 
 
 def test_ddp_without_sync_on_last_is_told_of_it():

@@ -29,7 +29,7 @@ def fingerprint(step):
         )
         for batch in step
     ]
-    return packs, step.plan.digest, step.stats.step, step.loss_divisor, step.stats.num_deferred
+    return packs, step.plan.digest, step.stats.step, step.loss_divisor, step.stats.num_carried, step.stats.mean_delay
 
 
 def saved(state):
@@ -57,7 +57,7 @@ CASES = {
     "lists": (lambda rank: lists_of(random_source(rank, 4 * STEPS)), {}),
     "uneven ends": (lambda rank: random_source(rank, 4 * STEPS - 3 * rank), {}),
     "tokens": (lambda rank: random_source(rank, 4 * STEPS), {"tokens_per_step": 500}),
-    "deferral": (with_outliers, {"defer": 3, "max_tokens": 1024}),
+    "window": (with_outliers, {"lookahead": 3, "max_tokens": 1024}),
     "microbatch scope": (
         lambda rank: lists_of(random_source(rank, 3 * STEPS), 1),
         {"scope": "microbatch", "num_microbatches": 3},
@@ -100,12 +100,12 @@ def test_an_iterator_resumes_with_what_was_read(prefetch):
     """It cannot go back: prepared steps are in the state, and the iterator stands behind them."""
 
     def fn(rank, num_ranks):
-        with open_scheduler(iter(with_outliers(rank)), prefetch=prefetch, defer=3, max_tokens=1024) as scheduler:
+        with open_scheduler(iter(with_outliers(rank)), prefetch=prefetch, lookahead=3, max_tokens=1024) as scheduler:
             expected = [fingerprint(step) for step in scheduler]
         iterator, got = iter(with_outliers(rank)), []
         state = None
         while True:
-            with open_scheduler(iterator, prefetch=prefetch, defer=3, max_tokens=1024) as scheduler:
+            with open_scheduler(iterator, prefetch=prefetch, lookahead=3, max_tokens=1024) as scheduler:
                 if state is not None:
                     scheduler.load_state_dict(state)
                 try:
@@ -283,7 +283,7 @@ def test_states_that_do_not_fit_are_refused():
     for change, text in [
         ({"num_ranks": 4}, "saved on 4 ranks, this job has 1"),
         ({"rank": 1}, "saved by rank 1, this is rank 0"),
-        ({"version": 9}, "version 9, this is version 1"),
+        ({"version": 9}, "version 9, this is version 2"),
     ]:
         with open_scheduler(random_source(0, 20)) as scheduler, pytest.raises(ValueError, match=text):
             scheduler.load_state_dict({**state, **change})
@@ -344,7 +344,7 @@ def test_ranks_that_resume_from_different_steps_are_stopped():
     run_ranks(fn, 2)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tokens_per_step": 100}, {"defer": 3, "max_tokens": 1024}])
+@pytest.mark.parametrize("settings", [{}, {"tokens_per_step": 100}, {"lookahead": 3, "max_tokens": 1024}])
 def test_an_epoch_that_stopped_early_is_left_behind(settings):
     """`stop` ends an epoch while some sources still have samples: the next one begins at their start, after a resume too."""
 

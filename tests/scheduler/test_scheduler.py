@@ -22,7 +22,11 @@ from .helpers import TEXT, VISION, drain, flat, image_sample, mixed_source, name
     ("settings", "text"),
     [
         ({}, "exactly one of samples_per_step and tokens_per_step, got neither"),
-        ({"samples_per_step": 1, "defer": 256}, "defer must be at most 255, got 256"),
+        ({"samples_per_step": 1, "defer": 2}, "defer is gone: lookahead=8 keeps 8 steps in view"),
+        ({"samples_per_step": 1, "lookahead": 129}, "lookahead must be at most 128, got 129"),
+        ({"samples_per_step": 1, "lookahead": 0}, "lookahead must be an integer of at least 1, got 0"),
+        ({"samples_per_step": 1, "step_tokens_tolerance": 1.5}, "step_tokens_tolerance must be a number from 0.0 to 1.0"),
+        ({"samples_per_step": 1, "step_samples_tolerance": -1}, "step_samples_tolerance must be a number from 0.0 to 1.0"),
         ({"scope": "microbatch", "num_microbatches": 65536}, "num_microbatches must be at most 65535, got 65536"),
         ({"samples_per_step": 1, "tokens_per_step": 5}, "exactly one"),
         ({"samples_per_step": 0}, "samples_per_step must be an integer of at least 1, got 0"),
@@ -33,7 +37,12 @@ from .helpers import TEXT, VISION, drain, flat, image_sample, mixed_source, name
         ({"samples_per_step": 1, "pixel_dtype": "int8"}, "pixel_dtype"),
         ({"scope": "microbatch"}, "needs num_microbatches"),
         ({"scope": "microbatch", "num_microbatches": 2, "samples_per_step": 1}, "leave out samples_per_step"),
-        ({"samples_per_step": 1, "scope": "rank", "defer": 2}, "defer needs scope='group'"),
+        ({"samples_per_step": 1, "scope": "rank", "lookahead": 2}, "lookahead=2 needs scope='group', got scope='rank'"),
+        ({"tokens_per_step": 9, "lookahead": 2}, "lookahead=2 needs samples_per_step, got tokens_per_step=9"),
+        (
+            {"samples_per_step": 1, "num_microbatches": 2, "lookahead": 2},
+            "lookahead=2 needs num_microbatches=None, got num_microbatches=2",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_at_construction(settings, text):
@@ -385,14 +394,14 @@ def test_lists_that_are_empty_or_dropped_do_not_end_the_epoch():
 
 
 def test_stop_keeps_every_full_step():
-    """Of a token budget too, although ranks read ahead; and the outliers that full steps left waiting."""
+    """Of a token budget too, although ranks read ahead; and of a window, in which heavy samples wait."""
     source = [text_sample(5, index) for index in range(5)]
     with open_scheduler(source, tokens_per_step=10, on_exhausted="stop") as scheduler:
         assert [sorted(flat(names_of(step))) for step in scheduler] == [[0, 1], [2, 3]]
 
     def fn(rank, num_ranks):
         samples = [text_sample(60 if (rank, index) == (0, 1) else 5, f"{rank}-{index}") for index in range(7)]
-        with open_scheduler(samples, samples_per_step=2, defer=9, on_exhausted="stop", max_tokens=64) as scheduler:
+        with open_scheduler(samples, samples_per_step=2, lookahead=9, on_exhausted="stop", max_tokens=64) as scheduler:
             return [names_of(step) for step in scheduler]
 
     names = list(flat(run_ranks(fn, 2)))

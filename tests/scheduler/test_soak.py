@@ -81,7 +81,7 @@ def live(rank, num_ranks):
     while steps < STEPS:
         counts = [rng.randrange(0, 150) for _ in range(num_ranks)]
         prefetch, sync = rng.randrange(3), rng.choice(["step", "microbatch"])
-        settings = {"prefetch": prefetch, "sync": sync, "defer": rng.choice([None, 2])}
+        settings = {"prefetch": prefetch, "sync": sync, "lookahead": rng.choice([1, 3])}
         faults = {first + own.randrange(150)} if own.random() < 0.4 else set()
         source, state, done = Life(rank, first, counts[rank], faults), None, False
         while not done:

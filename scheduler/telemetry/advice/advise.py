@@ -10,7 +10,7 @@ import numpy as np
 
 from ....core import EvenpackError
 from ..summary import Summary
-from .what_if import DEFER, Steps, cost_per_work, merged, time_per_work, with_context_parallelism, with_deferral
+from .what_if import LOOKAHEAD, Steps, cost_per_work, merged, time_per_work, with_context_parallelism, with_lookahead
 
 #: Share of a step's time below which waiting for the scheduler is no matter.
 _EXPOSED = 0.02
@@ -101,7 +101,7 @@ def _chosen_count(steps: Steps, now: float) -> Advice | None:
 
 
 def _heavy_samples(steps: Steps, now: float) -> Advice | None:
-    """Samples heavier than a rank's mean load: they are deferred, or split."""
+    """Samples heavier than a rank's mean load: they run together in a window of steps, or are split."""
     config = steps.config
     bound, longest, most = 0, 0, 0.0
     for table in steps.tables:
@@ -114,8 +114,14 @@ def _heavy_samples(steps: Steps, now: float) -> Advice | None:
     if not bound:
         return None
     gains = []
-    if config.defer is None and config.samples_per_step is not None and len(steps.tables) > 1:
-        gains.append((1 - with_deferral(steps) / now, f"defer={DEFER} would cut the step's cost per token by {{:.0%}}"))
+    if (
+        config.lookahead == 1
+        and config.samples_per_step is not None
+        and config.num_microbatches is None
+        and len(steps.tables) > 1
+    ):
+        words = f"lookahead={LOOKAHEAD} would cut the step's cost per token by {{:.0%}}"
+        gains.append((1 - with_lookahead(steps) / now, words))
     if (split := with_context_parallelism(steps)) is not None:
         words = f"context parallelism of {2 * steps.cp_size} on the same GPUs by {{:.0%}}, its communication aside"
         gains.append((1 - split / now, words))

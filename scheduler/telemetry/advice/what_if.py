@@ -4,21 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from ....core import round_up
 from ...config import SchedulerConfig
 from ...plan import MediaTowers, SampleTable, StepPlan, plan_step, planner_for
 from ...plan.settings import NO_TOWERS
-from ...stages.describe import record_dtype
-from ...stages.gather import Gathered
-from ...stages.select import waiting_outliers
+from ...plan.window import WindowBounds, roll
 from ...stats import StepStats
 
 #: Name under which a step says that `plan_step` planned it.
 PLAN_STEP = f"{plan_step.__module__}.{plan_step.__qualname__}"
-#: Steps that a heavy sample may wait in the simulation of `defer`.
-DEFER = 8
+#: Steps in view in the simulation of `lookahead`.
+LOOKAHEAD = 8
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -93,35 +90,16 @@ def with_context_parallelism(steps: Steps) -> float | None:
     return cost_per_work(pairs) / 2
 
 
-def with_deferral(steps: Steps) -> float:
-    """Return the time per work where outliers are deferred; samples deferred at the end are trained last."""
-    config = msgspec.structs.replace(steps.config, defer=DEFER)
-    waiting: SampleTable | None = None
-    waited = np.zeros(0, np.int64)
-    pairs = []
-    for number, table in enumerate(steps.tables):
-        both = table if waiting is None else SampleTable.concatenate([waiting, table])
-        ages = np.concatenate([waited, np.zeros(len(table), np.int64)])
-        order = np.argsort(both.home, kind="stable")
-        both, ages = both.select(order), ages[order]
-        ending = number == len(steps.tables) - 1
-        waits = waiting_outliers(_gathered(both, ages), num_ranks=steps.num_ranks, limit=DEFER, ending=ending)
-        waiting, waited = both.select(waits), ages[waits] + 1
-        now = both.select(~waits)
-        pairs.append((now, steps.plan(now, config)))
-    return cost_per_work(pairs)
+def with_lookahead(steps: Steps, lookahead: int = LOOKAHEAD) -> float:
+    """Return the time per work where so many steps are in view of each."""
+    config = steps.config
+    bounds = WindowBounds(lookahead=lookahead, tokens=config.step_tokens_tolerance, samples=config.step_samples_tolerance)
+    capacity = config.capacity(steps.cp_size)
+    rolled = roll(steps.tables, num_ranks=steps.num_ranks, config=config, capacity=capacity, bounds=bounds)
+    return cost_per_work([(table, steps.plan(table)) for table, _ in rolled])
 
 
 def cost_per_work(pairs: Sequence[tuple[SampleTable, StepPlan]]) -> float:
     """Return the objectives of plans, added up, per unit of work in their tables."""
     work = sum(int(table.cost[plan.rank >= 0].sum()) for table, plan in pairs)
     return sum(plan.value for _, plan in pairs) / max(1, work)
-
-
-def _gathered(table: SampleTable, waited: np.ndarray) -> Gathered:
-    """Return rows as the scheduler gathers them: the rule of `defer` is in one place."""
-    cost = table.cost.reshape(len(table), -1)
-    records = np.zeros(len(table), record_dtype(cost.shape[1]))
-    records["cost"] = cost
-    records["steps_waited"] = waited
-    return Gathered(records, table.home, np.zeros(0, bool), 0)

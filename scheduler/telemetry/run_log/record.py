@@ -228,7 +228,7 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tru
     def plan(self) -> StepPlan:
         """The plan: sums, dummies and pack order follow from the assignment, the certificate is as recorded."""
         header, table, kept = self.header, self.table, np.flatnonzero(self.rank >= 0)
-        config = msgspec.structs.replace(header.config, num_microbatches=self.num_microbatches)
+        config = msgspec.structs.replace(header.config, num_microbatches=self.num_microbatches, lookahead=1)
         rebuilt = plan_fixed(
             table.select(kept),
             self.rank[kept],

@@ -147,10 +147,10 @@ def test_a_scheduler_lives_as_long_as_its_iterator():
     assert on_ranks(body, 1) == [True]
 
 
-@pytest.mark.parametrize("defer", [None, 2])
-def test_a_resumed_run_sees_the_same_samples(defer):
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_a_resumed_run_sees_the_same_samples(lookahead):
     def body():
-        here, config = place(), SchedulerConfig(max_tokens=64, samples_per_step=1, defer=defer)
+        here, config = place(), SchedulerConfig(max_tokens=64, samples_per_step=1, lookahead=lookahead)
         data = [own_sample(60 if n % 9 == 4 else 4 + n % 5, f"{here.dp}-{n}") for n in range(40)]
 
         def steps(items, count):

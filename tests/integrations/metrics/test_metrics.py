@@ -43,7 +43,15 @@ def stats_of(**values):
     """Return figures of a step with some of them set."""
     names = dict.fromkeys(StepStats.__struct_fields__, 0)
     return StepStats(
-        **{**names, "imbalance": 1.0, "imbalance_home": 1.0, "step_seconds": None, "tokens_per_second": None} | values
+        **{
+            **names,
+            "phase_efficiency": (),
+            "imbalance": 1.0,
+            "imbalance_home": 1.0,
+            "step_seconds": None,
+            "tokens_per_second": None,
+        }
+        | values
     )
 
 
@@ -54,12 +62,12 @@ def test_a_summary_by_hand():
         stats_of(tokens=10, padded_tokens=100, imbalance=1.0, moved_bytes=20, shuffle_bytes=60, exposed_seconds=1.0,
                  num_dropped=1, step_seconds=3.0, tokens_per_second=30.0),
         stats_of(tokens=20, padded_tokens=40, imbalance=1.25, exposed_seconds=0.5, step_seconds=2.0, tokens_per_second=5.0,
-                 num_deferred=2, longest_wait=3),
+                 num_carried=2, longest_delay=3),
     ]  # fmt: skip
     found = Summary.of(iter(steps))
-    assert (found.steps, found.tokens, found.moved_bytes, found.num_dropped, found.longest_wait) == (3, 120, 30, 1, 3)
+    assert (found.steps, found.tokens, found.moved_bytes, found.num_dropped, found.longest_delay) == (3, 120, 30, 1, 3)
     assert found.padding_share == 1 - 120 / 240 and found.imbalance == 1.25 and found.bubble == pytest.approx(0.2)
-    assert found.moved_share == 0.3 and found.num_deferred == pytest.approx(2 / 3)
+    assert found.moved_share == 0.3 and found.num_carried == pytest.approx(2 / 3)
     assert found.tokens_per_second == (90 + 10) / 5 and found.step_seconds == 2.5
     assert found.exposed_seconds == 8.5 and found.exposed_share == 1.5 / 5
     nothing = Summary.of([])

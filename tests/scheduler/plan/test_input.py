@@ -98,9 +98,13 @@ def test_settings_that_make_no_sense(settings, message):
 
 
 def test_settings_are_few_and_a_wrong_name_is_a_type_error_as_ever():
-    assert len(set(SchedulerConfig.__struct_fields__) - {"defer"}) <= 22  # `defer` looks beyond the step, as no other does
+    beyond_the_step = {"lookahead", "step_tokens_tolerance", "step_samples_tolerance"}
+    assert len(set(SchedulerConfig.__struct_fields__) - beyond_the_step) <= 22
     with pytest.raises(TypeError, match="max_token"):
         PlanConfig(max_token=8)
+    for build in (SchedulerConfig.from_dict, lambda settings: SchedulerConfig(**settings)):
+        with pytest.raises(ValueError, match=r"defer is gone: lookahead=8 keeps 8 steps in view"):
+            build({"max_tokens": 8, "samples_per_step": 1, "defer": 16})
     with pytest.raises(ValueError, match=r"unknown settings \['max_token'\]; known ones are .*'max_tokens'"):
         SchedulerConfig.from_dict({"max_token": 8})
 

@@ -1,99 +1,107 @@
-"""Deferral of outliers: bounded, in order, and nothing is lost."""
+"""Windows of several steps: bounded delays, in order, and nothing is lost."""
 
-import numpy as np
 import pytest
 
-from evenpack.scheduler.stages.describe import record_dtype
-from evenpack.scheduler.stages.gather import Gathered
-from evenpack.scheduler.stages.select import waiting_outliers
 from evenpack.scheduler.testing import run_ranks
 
 from ..helpers import flat, names_of, open_scheduler, text_sample
 
-
-def gathered(rows, exhausted=(False, False)):
-    """Return rows of (rank, cost, steps waited)."""
-    dtype = record_dtype(1)
-    table = np.zeros(len(rows), dtype)
-    for index, (_, cost, waited) in enumerate(rows):
-        table[index]["cost"], table[index]["steps_waited"] = cost, waited
-    return Gathered(table, np.array([home for home, _, _ in rows]), np.array(exhausted), 0)
+pytestmark = pytest.mark.filterwarnings("ignore:step [0-9]+ holds .* times the mean:RuntimeWarning")
 
 
-@pytest.mark.parametrize(
-    ("rows", "exhausted", "waits"),
-    [
-        ([(0, 5, 0), (0, 5, 0), (1, 9, 0)], (False, False), [False, False, False]),  # 9 is below the mean of 9.5
-        ([(0, 5, 0), (0, 5, 0), (1, 11, 0)], (False, False), [False, False, True]),
-        ([(0, 5, 0), (0, 5, 0), (1, 11, 3)], (False, False), [False, False, False]),  # it has waited long enough
-        ([(0, 5, 0), (0, 5, 0), (1, 11, 0)], (True, True), [False, False, False]),  # nobody will join it
-        ([(0, 11, 1)], (False, False), [False]),  # alone, it would leave nothing to train on
-    ],
-)
-def test_which_samples_wait(rows, exhausted, waits):
-    assert waiting_outliers(gathered(rows), num_ranks=2, limit=3, ending=all(exhausted)).tolist() == waits
+def with_heavy(heavy, count=40, length=10):
+    """Return a function from a rank to samples, of which those named by (rank, index) are 900 tokens long."""
+    return lambda rank: [text_sample(900 if (rank, index) in heavy else length, f"{rank}-{index}") for index in range(count)]
 
 
-def test_the_oldest_go_first_when_enough_are_there():
-    rows = [(0, 1, 0), (0, 100, 1), (1, 100, 2), (2, 100, 0), (3, 100, 0)]
-    four = gathered(rows, (False,) * 4)
-    # More than the mean of 401 / 5 ranks: four outliers on five ranks wait, on four ranks they fill an index.
-    assert waiting_outliers(four, num_ranks=5, limit=9, ending=False).tolist() == [False, True, True, True, True]
-    rows.append((0, 100, 0))
-    assert waiting_outliers(gathered(rows, (False,) * 4), num_ranks=5, limit=9, ending=False).tolist() == [False] * 6
+def run(source, num_ranks=2, **settings):
+    """Return per rank the names, carried samples, delays and imbalance of every step."""
+
+    def fn(rank, num_ranks):
+        with open_scheduler(source(rank), max_tokens=1024, **settings) as scheduler:
+            return [
+                (list(flat(names_of(step))), step.stats.num_carried, step.stats.longest_delay, step.stats.efficiency)
+                for step in scheduler
+            ]
+
+    return run_ranks(fn, num_ranks)
 
 
-def test_deferred_samples_are_trained_once_and_counted():
+@pytest.mark.parametrize("sync", ["step", "microbatch"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_heavy_samples_meet_and_every_sample_is_trained_once(prefetch, sync):
+    logs = run(with_heavy({(0, 1), (1, 13)}), lookahead=4, prefetch=prefetch, sync=sync)
+    names = [[set(names) for names, *_ in log] for log in logs]
+    assert sorted(flat([sorted(step) for log in names for step in log])) == sorted(
+        f"{rank}-{index}" for rank in range(2) for index in range(40)
+    )
+    assert [len(log) for log in logs] == [10, 10]  # as many steps as without a window
+    together = [any({"0-1", "1-13"} & step for step in steps) for steps in zip(*names, strict=True)]
+    assert sum(together) == 1
+    at = together.index(True)
+    assert all(len({"0-1", "1-13"} & log[at]) == 1 for log in names)
+    assert [log[at][3] for log in logs] > [0.95, 0.95]
+    assert max(delay for log in logs for _, _, delay, _ in log) <= 3
+
+
+def test_a_sample_waits_no_longer_than_the_window_allows():
+    """Alone as it is, it runs at the latest three steps after its turn."""
+    logs = run(with_heavy({(0, 20)}, count=80), lookahead=4)
+    at = next(number for number, (names, *_) in enumerate(logs[0]) for log in logs if "0-20" in log[number][0])
+    assert at == 5 + 3 and logs[0][at][2] == 3
+
+
+def test_equal_samples_keep_their_order():
+    logs = run(lambda rank: [text_sample(10, f"{rank}-{index}") for index in range(24)], lookahead=4)
+    for number, steps in enumerate(zip(*logs, strict=True)):
+        expected = {f"{rank}-{4 * number + index}" for rank in range(2) for index in range(4)}
+        assert {name for names, *_ in steps for name in names} == expected
+        assert steps[0][2] == 0 and steps[0][3] == 1.0
+
+
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_sources_of_different_length(lookahead):
+    """`drain` trains what the others still have; `stop` leaves what is in no full step, and no more."""
+    heavy = {(0, 3), (0, 9), (1, 4)}
+
     def source(rank):
-        samples = [text_sample(10 + index % 3, f"{rank}-{index}") for index in range(40)]
-        if rank == 0:
-            samples[1] = text_sample(900, "0-1")
-        if rank == 1:
-            samples[13] = text_sample(901, "1-13")
-        return samples
+        return with_heavy(heavy, count=14 + 5 * rank)(rank)
 
+    logs = run(source, lookahead=lookahead, on_exhausted="drain")
+    assert len(logs[0]) == 5
+    everything = [f"{rank}-{index}" for rank in range(2) for index in range(14 + 5 * rank)]
+    assert sorted(name for log in logs for names, *_ in log for name in names) == sorted(everything)
+    logs = run(source, lookahead=lookahead, on_exhausted="stop")
+    assert len(logs[0]) == 3
+    full = [f"{rank}-{index}" for rank in range(2) for index in range(12)]
+    assert sorted(name for log in logs for names, *_ in log for name in names) == sorted(full)
+
+
+def test_carried_samples_of_a_state_are_trained_by_a_run_with_another_window():
     def fn(rank, num_ranks):
-        log = []
-        with open_scheduler(source(rank), defer=6, max_tokens=1024) as scheduler:
-            for step in scheduler:
-                log.append((names_of(step), step.stats.num_deferred, step.stats.longest_wait, step.plan.imbalance))
-        return log
-
-    outcomes = run_ranks(fn, 2)
-    names = list(flat([names for log in outcomes for names, *_ in log]))
-    assert sorted(names) == sorted(f"{rank}-{index}" for rank in range(2) for index in range(40))
-    deferred = [(count, wait) for _, count, wait, _ in outcomes[0]]
-    assert deferred[:4] == [(1, 1), (1, 2), (1, 3), (0, 0)]  # "0-1" waits for "1-13", which comes in the fourth step
-    both = [set(flat(log[3][0])) & {"0-1", "1-13"} for log in outcomes]
-    assert [len(found) for found in both] == [1, 1]
-    assert outcomes[0][3][3] < 1.05
-
-
-def test_a_sample_waits_no_longer_than_the_limit():
-    def fn(rank, num_ranks):
-        samples = [text_sample(10, f"{rank}-{index}") for index in range(40)]
-        if rank == 0:
-            samples[0] = text_sample(900, "0-0")
-        with open_scheduler(samples, defer=2, max_tokens=1024) as scheduler:
-            return [(step.stats.num_deferred, "0-0" in flat(names_of(step))) for step in scheduler]
-
-    outcomes = run_ranks(fn, 2)
-    assert [count for count, _ in outcomes[0]][:4] == [1, 1, 0, 0]
-    assert any(log[2][1] for log in outcomes)
-
-
-def test_deferred_samples_of_a_state_are_trained_by_a_run_that_defers_none():
-    def fn(rank, num_ranks):
-        samples = [text_sample(900 if rank == index == 0 else 10, f"{rank}-{index}") for index in range(16)]
-        with open_scheduler(samples, defer=5, max_tokens=1024) as scheduler:
+        samples = with_heavy({(0, 0)}, count=16)(rank)
+        with open_scheduler(samples, lookahead=3, max_tokens=1024) as scheduler:
             names = list(flat(names_of(next(scheduler))))
             state = scheduler.state_dict()
         with open_scheduler(samples, max_tokens=1024) as scheduler:
             scheduler.load_state_dict(state)
-            return len(state["deferred"]), names, [list(flat(names_of(step))) for step in scheduler]
+            return len(state["carried"]), names, [list(flat(names_of(step))) for step in scheduler]
 
     outcomes = run_ranks(fn, 2)
-    assert [count for count, *_ in outcomes] == [1, 0]
-    assert any("0-0" in rest[0] for _, _, rest in outcomes)
+    assert sum(count + len(names) for count, names, _ in outcomes) == 2 * 12  # three steps of four samples were in view
     found = [name for _, names, rest in outcomes for name in (*names, *flat(rest))]
     assert sorted(found) == sorted(f"{rank}-{index}" for rank in range(2) for index in range(16))
+
+
+def test_a_step_above_the_bounds_is_told_once():
+    with pytest.warns(RuntimeWarning, match="step_tokens_tolerance") as caught:
+        logs = run_ranks(over_mean, 2)
+    assert logs[0] == logs[1] and max(logs[0]) > 1.1
+    told = [str(one.message) for one in caught if "step_tokens_tolerance" in str(one.message)]
+    assert len(told) == 1 and "a sample of 900 tokens costs more than a rank's share of a step" in told[0]
+
+
+def over_mean(rank, num_ranks):
+    """Return what every step holds over the mean."""
+    with open_scheduler(with_heavy({(0, 1), (0, 30)}, count=60)(rank), lookahead=3, max_tokens=1024) as scheduler:
+        return [step.stats.tokens_over_mean for step in scheduler]

@@ -10,7 +10,7 @@ import pytest
 from evenpack.scheduler import PackingScheduler, ProcessGroups, SampleTable, SchedulerConfig, StepStats
 from evenpack.scheduler.stats import step_stats
 from evenpack.scheduler.telemetry.advice import AdviceWarning, Advisor, advise, advisor
-from evenpack.scheduler.telemetry.advice.what_if import Steps, time_per_work, with_context_parallelism, with_deferral
+from evenpack.scheduler.telemetry.advice.what_if import Steps, time_per_work, with_context_parallelism, with_lookahead
 from evenpack.scheduler.testing import run_ranks
 
 from ..helpers import TEXT, text_sample
@@ -22,7 +22,7 @@ def situation(lengths, homes, num_steps=4, seconds=None, num_ranks=2, **settings
     table = SampleTable.from_lengths(lengths, home=homes)
     steps = Steps(tables=[table] * num_steps, config=config, num_ranks=num_ranks)
     plan = steps.plan(table)
-    stats = step_stats(table, plan, step=0, dropped=0, truncated=0, waits=np.zeros(0, np.int64))
+    stats = step_stats(table, plan, config=config)
     if seconds is not None:
         exposed, step, prepare = seconds
         times = {"exposed_seconds": exposed, "step_seconds": step, "prepare_seconds": prepare, "tokens_per_second": 1.0}
@@ -40,10 +40,10 @@ CASES = [
     # Four micro-batches for what fits in one: 16 + 4 x 8 against 16 + 8.
     (EVEN, {"num_microbatches": 4, "microbatch_cost": 8}, "num_microbatches", 0.5,
      "num_microbatches=4 is not"),
-    # 100 beside 20 on two ranks: 400 in four steps; two of the heavy ones side by side: 10 + 110, twice. Or split: 4 x 60.
+    # 100 beside 20 on two ranks: 400 in four steps; in a window the heavy ones run side by side: 260. Or split: 4 x 60.
     (([100, 10, 10], [0, 1, 1]), {}, "heavy samples", 0.4,
-     "4 of 4 steps are bound by one sample, of up to 100 tokens and 1.67 times a rank's mean load: defer=8 would cut the "
-     "step's cost per token by 40%; context parallelism of 2 on the same GPUs by 40%"),
+     "4 of 4 steps are bound by one sample, of up to 100 tokens and 1.67 times a rank's mean load: lookahead=8 would cut the "
+     "step's cost per token by 35%; context parallelism of 2 on the same GPUs by 40%"),
     (EVEN, {"prefetch": 0, "seconds": (0.1, 1.0, 0.1)}, "prefetch", 0.1,
      "waits 10.0% of the step .* prefetch=1 would save up to 10.0%"),
     # Training takes 0.6 s, preparing 0.8: with all of it hidden, a step still takes 0.8 of 1 s.
@@ -82,8 +82,8 @@ def test_what_cannot_be_planned_is_left_aside():
     assert isinstance(advise(situation([100, 3], [0, 1], max_tokens=100, max_segments=1, num_microbatches=1)), list)
 
 
-def test_deferral_trains_every_sample_once():
-    """The simulated steps hold the samples of the real ones, whoever waits, also what waits at the end."""
+def test_a_window_trains_every_sample_once():
+    """The simulated steps hold the samples of the real ones, whatever waits, also at the end."""
     rng = np.random.default_rng(0)
     tables = [
         SampleTable.from_lengths(rng.choice([5, 9, 200], 8), home=np.sort(rng.integers(0, 2, 8)), nbytes=rng.integers(1, 9, 8))
@@ -97,7 +97,7 @@ def test_deferral_trains_every_sample_once():
             seen.append(table)
             return super().plan(table, config)
 
-    with_deferral(Noting(tables=tables, config=config, num_ranks=2))
+    with_lookahead(Noting(tables=tables, config=config, num_ranks=2))
     assert len(seen) == 7 and [len(table) for table in seen] != [8] * 7
     planned, had = (
         sorted((one.tokens[i], one.home[i], one.nbytes[i]) for one in steps for i in range(len(one)))

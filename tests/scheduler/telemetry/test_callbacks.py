@@ -170,6 +170,6 @@ def test_bubble_is_the_share_that_waits(sync, bubble):
     table = SampleTable.from_lengths(costs, home=ranks)
     config = PlanConfig(max_tokens=8, sync=sync, num_microbatches=2)
     plan = plan_fixed(table, np.array(ranks), np.array(microbatches), num_ranks=2, config=config)
-    stats = step_stats(table, plan, step=0, dropped=0, truncated=0, waits=np.zeros(0, np.int64))
+    stats = step_stats(table, plan, config=config)
     assert stats.bubble == pytest.approx(bubble)
     assert stats.as_dict()["bubble"] == stats.bubble

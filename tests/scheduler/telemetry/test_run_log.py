@@ -42,7 +42,7 @@ RUNS = [
     for images in (False, True)
 ] + [
     {"scope": "rank"},
-    {"defer": 2, "samples_per_step": 2, "num_ranks": 2},
+    {"lookahead": 2, "samples_per_step": 2, "num_ranks": 2},
     {"tokens_per_step": 300},
     {"num_microbatches": 1, "oversize": "drop", "max_tokens": 110},
     {"pipeline_stages": 2, "microbatch_cost": 50, "align": 4, "pack_align": 8},
@@ -95,7 +95,7 @@ def test_fewer_than_forty_bytes_a_sample(phases, movement):
     towers = msgspec.structs.replace(work.towers, dummy_cost={"image": (1,) * phases, "video": (1,) * phases})
     config = SchedulerConfig(max_tokens=work.capacity, samples_per_step=64, movement=movement)
     plan = plan_step(work.table, num_ranks=64, config=config, towers=towers)
-    stats = step_stats(work.table, plan, step=0, dropped=0, truncated=0, waits=np.zeros(0, np.int64))
+    stats = step_stats(work.table, plan, config=config)
     assert 8 < len(encode_step(stats, work.table, plan)) / len(work.table) < 40
 
 
