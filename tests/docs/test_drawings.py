@@ -57,7 +57,7 @@ def test_the_flow_is_that_of_the_imports(monkeypatch):
 
     found = flow.imports()
     assert found["stages.collect"] == {"scheduler.sources"}
-    assert found["stages.select"] == set()
+    assert found["stages.select"] == {"scheduler.plan"}
     assert {"collate", "models"} <= found["stages.describe"] & found["step"]
     monkeypatch.setattr(flow, "HELPERS", {})
     with pytest.raises(ValueError, match=r"scheduler/stages holds .*stages.blocks"):

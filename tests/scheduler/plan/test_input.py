@@ -99,7 +99,7 @@ def test_settings_that_make_no_sense(settings, message):
 
 def test_settings_are_few_and_a_wrong_name_is_a_type_error_as_ever():
     beyond_the_step = {"lookahead", "step_tokens_tolerance", "step_samples_tolerance"}
-    assert len(set(SchedulerConfig.__struct_fields__) - beyond_the_step) <= 22
+    assert len(set(SchedulerConfig.__struct_fields__) - beyond_the_step) <= 23
     with pytest.raises(TypeError, match="max_token"):
         PlanConfig(max_token=8)
     for build in (SchedulerConfig.from_dict, lambda settings: SchedulerConfig(**settings)):

@@ -40,7 +40,7 @@ def test_every_field_of_a_row(family, raw, media):
         "tokens": len(raw["input_ids"]),
         "loss_tokens": loss_tokens,
         "media": media,
-        "steps_waited": 0,
+        "age": 0,
         "list_index": 0,
         "weight": weight,
         "nbytes": found.block.nbytes,
