@@ -9,6 +9,7 @@ import numpy as np
 from ...core import round_up
 from ...core.errors import PlanError
 from .kernels import scan
+from .limits import FULL_SPEED
 from .packs import Packs
 from .problem import Problem
 from .settings import MEDIA_BITS
@@ -34,15 +35,16 @@ def evaluate(problem: Problem, cost: Ints) -> tuple[int, float]:
     """Objective and imbalance of packs with these costs `[R, M, K]`."""
     config, count = problem.config, cost.shape[1]
     per_pack = cost.sum(axis=2)
-    total = int(per_pack.sum())
     fixed = config.microbatch_cost * count
     # Every phase of every micro-batch ends when the slowest rank has ended it.
     if config.sync == "microbatch":
-        value = int(cost.max(axis=0).sum())
-        return value + fixed, value * problem.num_ranks / total if total else 1.0
-    sums = per_pack.sum(axis=1)
-    value = int((sums + (config.pipeline_stages - 1) * per_pack.max(axis=1)).max())
-    return value + fixed, int(sums.max()) * problem.num_ranks / total if total else 1.0
+        value = slowest = int(problem.times(cost).max(axis=0).sum())
+    else:
+        sums = per_pack.sum(axis=1)
+        value = int(problem.times(sums + (config.pipeline_stages - 1) * per_pack.max(axis=1)).max())
+        slowest = int(problem.times(sums).max())
+    total, speed = int(per_pack.sum()), int(problem.speeds.sum())
+    return value + fixed, slowest * speed / (total * FULL_SPEED) if total else 1.0
 
 
 def finish(problem: Problem, packs: Packs) -> Assignment | None:
@@ -138,7 +140,7 @@ def assign(problem: Problem, packs: Packs, sums: PackSums, order: Ints, *, sort:
     cost = np.take_along_axis(sums.cost, order[:, :, None], axis=1)
     cost = cost + problem.dummy_cost[dummies]
     if sort:
-        columns = np.argsort(-cost.max(axis=0).sum(axis=1), kind="stable")
+        columns = np.argsort(-problem.times(cost).max(axis=0).sum(axis=1), kind="stable")
         if problem.config.pipeline_stages > 1:
             columns = columns[small_ends(count)]
         order, dummies, cost = order[:, columns], dummies[:, columns], cost[:, columns]

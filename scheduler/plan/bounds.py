@@ -3,10 +3,13 @@
 All bounds hold for every plan that meets the constraints, whatever capacity, phases or homes; docs/planner.md proves them.
 """
 
+import math
+from fractions import Fraction
+
 import numpy as np
 
 from .kernels import scan
-from .limits import MAX_BISECTION_SAMPLES
+from .limits import FULL_SPEED, MAX_BISECTION_SAMPLES, MAX_TURNS
 from .problem import Problem
 from .table import Ints
 
@@ -33,8 +36,8 @@ def fewest_microbatches(problem: Problem) -> int:
     return max(-(-fewest_bins(problem.sizes, problem.capacity, problem.limit) // problem.num_ranks), 1)
 
 
-def makespan(ordered: Ints, num_ranks: int) -> int:
-    """Lower bound of the largest sum of a rank.
+def makespan(ordered: Ints, num_ranks: int, speed: Ints | None = None) -> int:
+    """Lower bound of the largest sum of a rank, or of the longest time where ranks differ in `speed` (`makespan_at`).
 
     Args:
         ordered: `[N]` costs, largest first.
@@ -45,6 +48,8 @@ def makespan(ordered: Ints, num_ranks: int) -> int:
     count = len(ordered)
     if count == 0:
         return 0
+    if speed is not None:
+        return makespan_at(ordered, speed)
     sums = np.concatenate([[0], np.cumsum(ordered)])
     best = max(-(-int(sums[-1]) // num_ranks), int(ordered[0]))
     # All k at once, as differences of prefix sums.
@@ -59,6 +64,32 @@ def makespan(ordered: Ints, num_ranks: int) -> int:
             low, high = (middle, high) if fewest_bins(ordered, middle) > num_ranks else (low, middle)
         best = high
     return best
+
+
+def makespan_at(ordered: Ints, speed: Ints) -> int:
+    """Lower bound of the longest time of ranks of these speeds.
+
+    The work over the sum of speeds; the k heaviest samples run on at most k ranks, at best the k fastest; and of the n
+    heaviest, each of cost w or more, a rank ends its j-th not before j * w / s, so the last of them not before the n-th
+    smallest of all these times.
+
+    Example:
+        >>> makespan_at(np.array([6, 6, 6]), np.array([1024, 1024])), makespan_at(np.array([6, 6, 6]), np.array([1024, 512]))
+        (12, 12)
+    """
+    fast, sums = np.sort(speed)[::-1], np.cumsum(ordered)
+    few = min(len(ordered), len(speed))
+    best = max(
+        -(-int(sums[-1]) * FULL_SPEED // int(speed.sum())), int((-(-sums[:few] * FULL_SPEED // np.cumsum(fast)[:few])).max())
+    )
+    turns = np.arange(1, min(MAX_TURNS, len(ordered)) + 1)
+    # Quotients of integers this small are all different as floats. A turn beyond the last comes after all that are before
+    # the fastest rank's next.
+    ends = (turns[:, None] / fast).reshape(-1)
+    order = np.argsort(ends, kind="stable")
+    order = order[: min(int(np.count_nonzero(ends < (turns[-1] + 1) / fast[0])), len(ordered))]
+    turn, rank = np.divmod(order, len(fast))
+    return max(best, int((-(-ordered[: len(order)] * (turn + 1) * FULL_SPEED // fast[rank])).max()))
 
 
 def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
@@ -94,8 +125,9 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     # Without a costly micro-batch all work is spread.
     rest = np.maximum(total - value, 0)
     rest[0] = total
-    sums = np.concatenate([[0], np.cumsum(stairs)])
-    return max(int((sums - (-rest // problem.num_ranks)).max()), makespan(weight[problem.by_cost[phase]], problem.num_ranks))
+    sums = np.concatenate([[0], np.cumsum(problem.fastest(stairs))])
+    whole = makespan(weight[problem.by_cost[phase]], problem.num_ranks, problem.speed)
+    return max(int((sums + problem.evenly(rest)).max()), whole)
 
 
 def objective(problem: Problem) -> int:
@@ -103,7 +135,7 @@ def objective(problem: Problem) -> int:
     if problem.config.sync == "microbatch" and problem.num_phases == 1:
         return sum_of_largest(problem, 0)
     # Ranks that wait more often take no less time, so what holds for sums holds for both.
-    whole = makespan(problem.weights, problem.num_ranks)
+    whole = makespan(problem.weights, problem.num_ranks, problem.speed)
     if problem.config.sync == "step":
         return whole
     return max(whole, sum(sum_of_largest(problem, k) for k in range(problem.num_phases)))
@@ -119,13 +151,19 @@ def with_terms(problem: Problem, bound: int, counts: range) -> int:
     if stages == 1:
         return bound + fixed * counts[0]
     lightest, heaviest = (int(problem.weight.min()), int(problem.weight.max())) if len(problem.weight) else (0, 0)
+    if problem.speed is not None:
+        even = Fraction(int(problem.weight.sum()) * FULL_SPEED, int(problem.speed.sum()))
+        least = Fraction(lightest * FULL_SPEED, int(problem.speed.max()))
+        bound = max(bound, int(problem.fastest(stages * heaviest)))
+        terms = ((math.ceil(even + (stages - 1) * max(even / count, least)), count) for count in counts)
+        return min(max(bound, time) + fixed * count for time, count in terms)
     mean = -(-int(problem.weight.sum()) // problem.num_ranks)
     largest = {count: max(-(-mean // count), lightest) for count in counts}
     return min(max(bound, mean + (stages - 1) * largest[count], stages * heaviest) + fixed * count for count in counts)
 
 
 def moved_bytes(problem: Problem, limit: int, count: int) -> int:
-    """Bytes that must leave home so that no rank's sum lies above `limit`, and its tokens fit `count` packs.
+    """Bytes that must leave home so that no rank takes longer than `limit`, and its tokens fit `count` packs.
 
     Per rank a fractional knapsack: the surplus leaves at the least bytes when the samples with the most cost (or tokens)
     per byte go first; the larger of the two counts.
@@ -133,7 +171,7 @@ def moved_bytes(problem: Problem, limit: int, count: int) -> int:
     ranks = problem.num_ranks
     load = scan.sums(problem.home, problem.weight, ranks)
     tokens = scan.sums(problem.home, problem.size, ranks)
-    surplus = load - limit, tokens - count * problem.capacity
+    surplus = load - problem.within(limit), tokens - count * problem.capacity
     if max(each.max() for each in surplus) <= 0:
         return 0
     by_home, starts = scan.group(problem.home, ranks)

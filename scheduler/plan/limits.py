@@ -9,10 +9,15 @@ Those of compiled loops lie beside them in `kernels`: the cache of compiled code
 #: quotient of two such sums is rounded once, to the nearest float64, by IEEE 754: it is the same on every machine.
 MAX_SUM = 2**53
 
+#: Speed of a rank that runs a cost of 1 in a time of 1: speeds are in parts of it.
+FULL_SPEED = 1024
+
 # Sizes of steps, in samples.
 
 #: Above this the bin-packing bound of the makespan cannot beat the others by much, and is left out.
 MAX_BISECTION_SAMPLES = 4096
+#: Samples of a rank that the bound of the longest time of ranks of unequal speed counts.
+MAX_TURNS = 8
 #: Above this steps are planned with less care: time counts more than the last thousandth.
 LARGE_STEP = 40_000
 #: From this on steps are planned in two levels; below, that takes longer than to plan in one piece.

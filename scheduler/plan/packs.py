@@ -66,6 +66,14 @@ class Packs(msgspec.Struct, kw_only=True, eq=False):
         sums = [scan.sums(self.bin_of, problem.cost[:, k], bins) for k in range(problem.num_phases)]
         return np.stack(sums, axis=1).reshape(problem.num_ranks, self.count, -1)
 
+    def order_at_home(self, problem: Problem) -> None:
+        """Renumber each rank's packs, costliest first: like meets like at every index."""
+        ranks, count = problem.num_ranks, self.count
+        order = np.argsort(-self.loads(problem).sum(axis=2), axis=1, kind="stable")
+        new = np.empty((ranks, count), np.int64)
+        np.put_along_axis(new, order, np.arange(count)[None, :] + np.arange(ranks)[:, None] * count, axis=1)
+        self.relabel(new.reshape(-1))
+
     def relabel(self, new: Ints) -> None:
         """Give every bin b the number `new[b]`."""
         placed = self.bin_of >= 0

@@ -26,6 +26,7 @@ def plan_step(
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
+    speeds: Sequence[int] | None = None,
 ) -> StepPlan:
     """Assign every sample of a step to a rank and a micro-batch.
 
@@ -39,6 +40,8 @@ def plan_step(
         cp_size: context-parallel size; a pack holds `max_tokens * cp_size` padded tokens.
         node_of_rank: `[R]`, node of each rank; moves inside a node come first.
         peers: ranks that each rank may send samples to (sequence or mapping of ranks, or `[R, R]` bool); None for all.
+        speeds: `[R]`, speed of each rank, in parts of 1,024: a rank of speed s takes c * 1024 / s for a cost c, and the
+            objective is such a time. None for equal speeds; only their ratios count where all are equal.
 
     Returns:
         The plan, with its certificate.
@@ -55,7 +58,7 @@ def plan_step(
         >>> plan.num_microbatches, plan.value, plan.padded.tolist()
         (2, 18, [[9, 9], [9, 9]])
     """
-    problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers)
+    problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers, speeds)
     bound = bounds.objective(problem)
     return certify(table, problem, solve(problem, bound), bound)
 
@@ -69,6 +72,7 @@ def plan_fixed(
     config: PlanConfig,
     towers: MediaTowers = NO_TOWERS,
     cp_size: int = 1,
+    speeds: Sequence[int] | None = None,
     enforce: bool = False,
 ) -> StepPlan:
     """Return the plan of a given assignment, in its own order.
@@ -81,6 +85,7 @@ def plan_fixed(
         config: settings; `num_microbatches` must be set.
         towers: what the plan must know of the media towers; it follows from the adapter.
         cp_size: context-parallel size.
+        speeds: as in `plan_step`.
         enforce: refuse packs above the capacity or `max_segments`; without, they are described as they are and `padded`
             shows them.
 
@@ -97,7 +102,7 @@ def plan_fixed(
     count = config.num_microbatches
     if count is None:
         raise ValueError("plan_fixed needs config.num_microbatches")
-    problem = build_problem(table, num_ranks, config, towers, cp_size)
+    problem = build_problem(table, num_ranks, config, towers, cp_size, speeds=speeds)
     packs = Packs.empty(problem, count, False)
     packs.bin_of[:] = rank[problem.kept] * count + microbatch[problem.kept]
     sums = pack_sums(problem, packs)

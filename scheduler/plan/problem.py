@@ -12,7 +12,7 @@ from ...core import round_up
 from ...core.errors import OversizeSampleError, PlanError
 from .integers import descending, exact_sum, floor_scale
 from .kernels.jit import NO_PAIRS, Items
-from .limits import LARGE_STEP, MAX_SUM, PAIRS_PER_CALL, PAIRS_PER_SAMPLE
+from .limits import FULL_SPEED, LARGE_STEP, MAX_SUM, PAIRS_PER_CALL, PAIRS_PER_SAMPLE
 from .settings import MEDIA_BITS, NO_TOWERS, MediaTowers, PlanConfig
 from .table import Bools, Ints, SampleTable, as_ints
 
@@ -24,8 +24,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """The samples to place, without those that the oversize policy dropped.
 
     `size` is in padded tokens; `weight` is the cost summed over phases; `limit` is the most items of a pack, the tail not
-    counted. `trained_towers` holds, for each, bit flags of the media that run it, and the bit of the dummy that does so where
-    there is none of them. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
+    counted. `speed` is that of each rank, None where all are equal and a cost is a time.
+
+    `trained_towers` holds, for each, bit flags of the media that run it, and the bit of the dummy that does so where there is
+    none of them. `dummy_size`, `dummy_cost` and `dummy_count` are indexed by a set of modalities (bit flags).
 
     What a part of a larger step knows of the rest, it says by overriding `is_large`, `work`, `media_elsewhere`,
     `cost_elsewhere` and `raised` (`two_level.sharing.PodProblem`); here the step is all there is.
@@ -52,6 +54,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     dummy_known: int
     node: Ints
     allowed: Bools | None
+    speed: Ints | None = None
 
     @property
     def is_large(self) -> bool:
@@ -75,6 +78,44 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def raised(self, largest: Ints) -> Ints:
         """`[M, K]` largest costs, raised to what every micro-batch may cost because of ranks outside this problem."""
         return largest
+
+    # Costs and times: a rank of speed s takes c * FULL_SPEED / s for a cost c. Objective and bounds are times; what a rank or
+    # a pack may hold is a cost, rounded down, so that kernels compare nothing but costs.
+
+    @cached_property
+    def speeds(self) -> Ints:
+        """`[R]` speed of each rank, in parts of `FULL_SPEED`."""
+        return np.full(self.num_ranks, FULL_SPEED, np.int64) if self.speed is None else self.speed
+
+    def times(self, cost: Ints) -> Ints:
+        """`[R, ...]` time of each rank for these costs, rounded up."""
+        if self.speed is None:
+            return cost
+        rounded: Ints = -(-cost * FULL_SPEED // self.speed.reshape(-1, *[1] * (cost.ndim - 1)))
+        return rounded
+
+    def within(self, time: Ints | int) -> Ints:
+        """`[R, ...]` most cost that takes each rank at most this time."""
+        every = np.repeat(np.asarray(time, np.int64)[None], self.num_ranks, axis=0)
+        return every if self.speed is None else every * self.speed.reshape(-1, *[1] * (every.ndim - 1)) // FULL_SPEED
+
+    def evenly(self, cost: Any, count: int = 1) -> Any:
+        """Time of a cost (an integer or an array) that is spread over all ranks, and `count` micro-batches each; rounded up."""
+        if self.speed is None:
+            return -(-cost // (self.num_ranks * count))
+        return -(-cost * FULL_SPEED // (int(self.speed.sum()) * count))
+
+    def fastest(self, cost: Any) -> Any:
+        """Time of a cost (an integer or an array) on the fastest rank, rounded up."""
+        return cost if self.speed is None else -(-cost * FULL_SPEED // int(self.speed.max()))
+
+    def one_each(self, cost: Ints) -> Ints:
+        """`[K]` time of at most R samples with these costs `[n, K]`, one on each rank, heaviest on the fastest."""
+        if self.speed is None:
+            return np.asarray(cost.max(axis=0))
+        fast = np.sort(self.speed)[::-1][: len(cost), None]
+        times: Ints = (-(-np.sort(cost, axis=0)[::-1] * FULL_SPEED // fast)).max(axis=0)
+        return times
 
     @property
     def num_phases(self) -> int:
@@ -212,11 +253,12 @@ def build_problem(
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
+    speeds: Sequence[int] | None = None,
 ) -> Problem:
     """Check everything and drop oversize samples where the policy says so.
 
     Raises:
-        ValueError: sizes, peers or nodes that make no sense.
+        ValueError: sizes, peers, nodes or speeds that make no sense.
         PlanError: a table with values out of range.
         OversizeSampleError: a sample above the capacity under `oversize` "error" or "truncate".
     """
@@ -234,9 +276,13 @@ def build_problem(
         raise ValueError(f"capacity {config.max_tokens * cp_size} is below pack_align={pack_align}")
     _check_table(columns, num_ranks, align)
     cost = columns["cost"]
-    stages = config.pipeline_stages
+    speed, total_cost = _speeds(speeds, num_ranks), exact_sum(cost) * config.pipeline_stages
+    slowest, fastest = (FULL_SPEED, FULL_SPEED) if speed is None else (int(speed.min()), int(speed.max()))
     for what, total in (
-        ("costs of the step", exact_sum(cost) * stages),
+        ("costs of the step", total_cost),
+        # Of a time on the slowest rank the fastest one may be asked what it could do meanwhile: that must fit int64 too.
+        ("costs of the step, on the slowest rank", total_cost * fastest // slowest),
+        ("times of the step, on the slowest rank", total_cost * FULL_SPEED // slowest),
         ("tokens of the step", exact_sum(columns["padded"])),
         ("bytes of the step", exact_sum(columns["nbytes"])),
     ):
@@ -270,6 +316,7 @@ def build_problem(
         dummy_known=known,
         node=_nodes(node_of_rank, num_ranks),
         allowed=_allowed(peers, num_ranks),
+        speed=speed,
     )
 
 
@@ -369,6 +416,19 @@ def _nodes(node_of_rank: Sequence[int] | None, num_ranks: int) -> Ints:
     if node.shape != (num_ranks,):
         raise ValueError(f"node_of_rank must name the node of each of {num_ranks} ranks, got shape {node.shape}")
     return np.unique(node, return_inverse=True)[1].astype(np.int64)
+
+
+def _speeds(speeds: Sequence[int] | None, num_ranks: int) -> Ints | None:
+    """`[R]` speed of each rank; None where all are equal."""
+    if speeds is None:
+        return None
+    speed = as_ints(speeds)
+    if speed.shape != (num_ranks,) or (speed < 1).any():
+        raise ValueError(
+            f"speeds must name a positive integer for each of {num_ranks} ranks, in parts of {FULL_SPEED}, "
+            f"got {np.asarray(speeds).tolist()}"
+        )
+    return None if (speed == speed[0]).all() else speed
 
 
 def _allowed(peers: Any, num_ranks: int) -> Bools | None:

@@ -17,10 +17,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         tokens: `[R, M]` int64, real tokens of the samples.
         padded: `[R, M]` int64, padded tokens with tails and dummies: what the pack occupies.
         cost: `[R, M, K]` int64, cost per phase, dummy media included.
-        value: the objective, with `microbatch_cost * M` and the pipeline term.
+        value: the objective, with `microbatch_cost * M` and the pipeline term; a time where ranks differ in speed.
         lower_bound: no plan has a lower objective than this.
         gap: `value / lower_bound - 1`.
-        imbalance: `step`: largest over mean of the ranks' sums; `microbatch`: sum of the largest over total / R.
+        imbalance: `step`: largest over mean of the ranks' sums; `microbatch`: sum of the largest over total / R. Where ranks
+            differ in speed: of their times, over that of the whole work in proportion to speed.
         moved_bytes: bytes of the samples that leave their home.
         moved_bytes_lower_bound: bytes that any plan this good, with the same M, must move.
         num_pairs: ordered pairs of different ranks that exchange samples.

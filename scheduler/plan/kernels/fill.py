@@ -451,12 +451,12 @@ def _give(ranks, items, gifts, loads, rate, allowed):
     where, none = np.full(total, np.int64(-1)), np.empty(0, np.int64)
     num_donors, num_receivers = 0, 0
     for r in ranks:
-        surplus[r] = load[r] - limit
+        surplus[r] = load[r] - limit[r]
         if surplus[r] > 0:
             donors[num_donors] = r
             num_donors += 1
         else:
-            takes[r] = _can_take(limit - load[r], most_tokens - tokens[r], rate)
+            takes[r] = _can_take(limit[r] - load[r], most_tokens - tokens[r], rate)
             receivers[num_receivers] = r
             where[r] = num_receivers
             num_receivers += 1
@@ -477,7 +477,9 @@ def _give(ranks, items, gifts, loads, rate, allowed):
         index = np.int64(-1)
         if taker >= 0:
             own = by_rank[starts[giver] : starts[giver + 1]]
-            index = _choose_gift(own, giver, items, gifts, surplus[giver], limit - load[taker], most_tokens - tokens[taker])
+            index = _choose_gift(
+                own, giver, items, gifts, surplus[giver], limit[taker] - load[taker], most_tokens - tokens[taker]
+            )
         # Takers only fill up: what finds none now finds none later.
         if index < 0:
             stuck += 1
@@ -487,7 +489,7 @@ def _give(ranks, items, gifts, loads, rate, allowed):
             continue
         # Few pairs of ranks talk: the last partner takes it where it can.
         last = partner[giver]
-        if last >= 0 and load[last] + weight[index] <= limit and tokens[last] + size[index] <= most_tokens:
+        if last >= 0 and load[last] + weight[index] <= limit[last] and tokens[last] + size[index] <= most_tokens:
             taker = last
         partner[giver] = taker
         rank_of[index] = taker
@@ -495,9 +497,9 @@ def _give(ranks, items, gifts, loads, rate, allowed):
         tokens[giver] -= size[index]
         load[taker] += weight[index]
         tokens[taker] += size[index]
-        takes[taker] = _can_take(limit - load[taker], most_tokens - tokens[taker], rate)
+        takes[taker] = _can_take(limit[taker] - load[taker], most_tokens - tokens[taker], rate)
         _place(receivers, where, takes, where[taker], num_receivers, 0)
-        surplus[giver] = load[giver] - limit
+        surplus[giver] = load[giver] - limit[giver]
         if surplus[giver] <= 0:
             num_donors -= 1
             donors[0] = donors[num_donors]

@@ -80,11 +80,11 @@ class Gifts(NamedTuple):
 
 
 class RankLoads(NamedTuple):
-    """What ranks hold, `[R]` each and updated, and what they may hold."""
+    """What ranks hold, `[R]` each and updated, and what they may hold: `[R]` cost each, and tokens."""
 
     weight: Ints
     tokens: Ints
-    max_weight: int
+    max_weight: Ints
     max_tokens: int
 
 

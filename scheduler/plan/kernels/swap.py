@@ -454,7 +454,7 @@ def polish(load, target, items, bins, count, steps, partners):
 
 
 @compiled
-def _may_change(item, other, here, there, cost, size, media, load, goals, free_tokens, free_slots, count):
+def _may_change(item, other, here, there, cost, size, media, load, goals, free_tokens, free_slots):
     """Whether `item` may go from pack `here` to `there`, and `other` (-1: none) the other way."""
     if other < 0:
         if media[item] != 0 or free_tokens[there] < size[item] or free_slots[there] < 1:
@@ -467,9 +467,9 @@ def _may_change(item, other, here, there, cost, size, media, load, goals, free_t
         return False
     for k in range(cost.shape[1]):
         difference = cost[item, k] - (cost[other, k] if other >= 0 else 0)
-        if load[there, k] + difference > goals[there % count, k]:
+        if load[there, k] + difference > goals[there, k]:
             return False
-        if load[here, k] - difference > goals[here % count, k]:
+        if load[here, k] - difference > goals[here, k]:
             return False
     return True
 
@@ -487,7 +487,7 @@ def return_home(order, items, media, bins, load, goals, count, passes):
         items, bins: see `jit`.
         media: `[N]` bit flags.
         load: `[B, K]` cost of each pack, updated.
-        goals: `[M, K]` most cost of a pack at each index.
+        goals: `[B, K]` most cost of each pack.
         count: packs of a rank.
         passes: times that `order` is gone through.
     """
@@ -519,7 +519,7 @@ def return_home(order, items, media, bins, load, goals, count, passes):
                         elif home[other] == home[item]:
                             gain -= nbytes[other]
                     if gain > best and _may_change(
-                        item, other, here, there, cost, size, media, load, goals, free_tokens, free_slots, count
+                        item, other, here, there, cost, size, media, load, goals, free_tokens, free_slots
                     ):
                         best, partner, target = gain, other, there
                     other = head[there] if other < 0 else after[other]

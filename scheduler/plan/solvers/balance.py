@@ -16,27 +16,28 @@ import numpy as np
 
 from ..kernels import fill, scan
 from ..kernels.jit import Gifts, RankLoads
-from ..limits import HEAVY_PER_RANK, MAX_FORCED_RANKS, MAX_FORCED_ROUNDS
+from ..limits import FULL_SPEED, HEAVY_PER_RANK, MAX_FORCED_RANKS, MAX_FORCED_ROUNDS
 from ..problem import Problem
 from ..table import Bools, Ints
 
 
 def balanced(problem: Problem, limit: int, count: int) -> Ints:
-    """`[N]` rank of each sample, so that sums stay within the limit where that was found."""
+    """`[N]` rank of each sample, so that ranks take at most the time `limit` where that was found."""
     found = []
     for part in (False, True):
         rank_of = problem.home.copy()
         if part and not _part_heavy(problem, rank_of, limit):
             break
         _balance_by_force(problem, rank_of, limit, count)
-        found.append((int(np.bincount(rank_of, problem.weight, minlength=1).max()), rank_of))
+        load = scan.sums(rank_of, problem.weight, problem.num_ranks)
+        found.append((int(problem.times(load).max()), rank_of))
         if found[-1][0] <= limit:
             break
     return min(found, key=lambda each: each[0])[1]
 
 
 def balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bools, some: Ints | None = None) -> int:
-    """Bring the sums of `some` samples (all) to at most `limit` on every rank; returns how many ranks stay above."""
+    """Bring the time of `some` samples (all) to at most `limit` on every rank; returns how many ranks stay above."""
     ranks = problem.num_ranks
     some = np.arange(len(rank_of)) if some is None else some
     home = rank_of[some]
@@ -46,7 +47,7 @@ def balance(problem: Problem, rank_of: Ints, limit: int, count: int, movable: Bo
     loads = RankLoads(
         np.bincount(home, problem.weight[some], minlength=ranks).astype(np.int64),
         np.bincount(home, problem.size[some], minlength=ranks).astype(np.int64),
-        limit,
+        problem.within(limit),
         count * problem.capacity,
     )
     gifts = Gifts(some[order], starts, movable, rank_of)
@@ -59,43 +60,47 @@ def _part_heavy(problem: Problem, rank_of: Ints, limit: int) -> bool:
     A rank with a surplus asks for one with as much of a deficit; for heavy samples there may be none, while every rank still
     has all its light ones. False where no rank has too many.
     """
-    heavy = np.flatnonzero(problem.weight > limit // HEAVY_PER_RANK)
+    limits, speeds = problem.within(limit), problem.speeds
+    heavy = np.flatnonzero(problem.weight > limits.min() // HEAVY_PER_RANK)
     load = np.bincount(rank_of[heavy], problem.weight[heavy], minlength=problem.num_ranks).astype(np.int64)
-    if problem.allowed is not None or not (load > limit).any():
+    if problem.allowed is not None or not (load > limits).any():
         return False
     # Heaviest first, each at home while it fits; the others go to the ranks with the least of heavy samples.
     load[:] = 0
     parted: list[int] = []
     for index in heavy[np.argsort(-problem.weight[heavy], kind="stable")].tolist():
         home, weight = rank_of[index], problem.weight[index]
-        if load[home] == 0 or load[home] + weight <= limit:
+        if load[home] == 0 or load[home] + weight <= limits[home]:
             load[home] += weight
         else:
             parted.append(index)
     # The lightest rank first, by heavy samples alone: light ones follow wherever these leave room.
-    takers = [(int(total), rank) for rank, total in enumerate(load)]
+    takers = [(int(total), rank) for rank, total in enumerate(problem.times(load))]
     heapq.heapify(takers)
     for index in parted:
-        total, rank = takers[0]
+        rank = takers[0][1]
         rank_of[index] = rank
-        heapq.heapreplace(takers, (total + int(problem.weight[index]), rank))
+        load[rank] += problem.weight[index]
+        heapq.heapreplace(takers, (-(-int(load[rank]) * FULL_SPEED // int(speeds[rank])), rank))
     return True
 
 
 def _balance_by_force(problem: Problem, rank_of: Ints, limit: int, count: int) -> None:
     """`balance`; a rank that no other can relieve gives a heavy sample to one with little, which then gives in turn."""
-    movable = np.ones(len(rank_of), np.bool_)
+    movable, limits = np.ones(len(rank_of), np.bool_), problem.within(limit)
     for _ in range(MAX_FORCED_ROUNDS):
         if not balance(problem, rank_of, limit, count, movable) or problem.allowed is not None:
             return
-        load = np.bincount(rank_of, problem.weight, minlength=problem.num_ranks).astype(np.int64)
-        takers = np.argsort(load, kind="stable")
+        excess = scan.sums(rank_of, problem.weight, problem.num_ranks) - limits
+        takers = np.argsort(excess, kind="stable")
         for rank, taker in zip(takers[::-1][:MAX_FORCED_RANKS], takers, strict=False):
             # The fewest bytes that end the surplus; the taker may exceed the limit, and gives light samples in the next round.
-            surplus = load[rank] - limit
-            if surplus <= 0 or load[taker] > limit:
+            surplus = excess[rank]
+            if surplus <= 0 or excess[taker] > 0:
                 break
-            items = np.flatnonzero((rank_of == rank) & movable & (problem.weight >= surplus) & (problem.weight <= limit))
+            items = np.flatnonzero(
+                (rank_of == rank) & movable & (problem.weight >= surplus) & (problem.weight <= limits[taker])
+            )
             if len(items):
                 index = items[np.argmin(problem.nbytes[items])]
                 rank_of[index], movable[index] = taker, False

@@ -45,28 +45,28 @@ def _even_out(problem: Problem, packs: Packs, bound: int) -> int:
     """Arrange and exchange until nothing improves; returns the sum of the largest."""
     for _ in range(1 if problem.is_large else MAX_EVEN_PASSES):
         if problem.num_phases == 1:
-            _columns_by_load(problem, packs)
+            _arrange(problem, packs)
         if _sum_of_largest(problem, packs) <= bound + 2 * bound // GOOD_ENOUGH:
             break
         even_columns(problem, packs, across=False)
         even_columns(problem, packs, across=True)
     if problem.num_phases == 1:
-        _columns_by_load(problem, packs)
+        _arrange(problem, packs)
     return _sum_of_largest(problem, packs)
 
 
 def _sum_of_largest(problem: Problem, packs: Packs) -> int:
-    return int(packs.loads(problem).max(axis=0).sum())
+    return int(problem.times(packs.loads(problem)).max(axis=0).sum())
 
 
 def free_step(problem: Problem, count: int, reserve: bool, bound: int) -> Packs | None:
     """Equal sums on all ranks. None where the samples were not made to fit `count` micro-batches."""
     ranks = problem.num_ranks
     # Some rank ends at the bound or above, whatever is done: nothing is gained by aiming lower.
-    mean = max(-(-int(problem.weight.sum()) // ranks), bound)
+    mean = max(problem.evenly(int(problem.weight.sum())), bound)
     for tight in (False, True):
         packs = Packs.empty(problem, count, reserve)
-        key, deficit = np.full(ranks, mean, np.int64), np.zeros((ranks * count, 1), np.int64)
+        key, deficit = problem.within(mean), np.zeros((ranks * count, 1), np.int64)
         left = fill.fill_ranks(problem.by_weight, problem.summed_items, packs.bins, key, deficit, TRIES, tight)
         if left == 0:
             _even(problem, packs, mean)
@@ -84,8 +84,8 @@ def _even(problem: Problem, packs: Packs, mean: int) -> None:
     goal = mean // GOOD_ENOUGH if problem.is_large else 0
     even_ranks(problem, packs, mean, goal=goal)
     if not problem.is_large:
-        load = packs.loads(problem).sum(axis=(1, 2))
-        swap.polish(load, mean, problem.items, packs.bins, packs.count, MAX_POLISH, POLISH_PARTNERS)
+        excess = packs.loads(problem).sum(axis=(1, 2)) - problem.within(mean)
+        swap.polish(excess, 0, problem.items, packs.bins, packs.count, MAX_POLISH, POLISH_PARTNERS)
     if problem.config.pipeline_stages > 1:
         even_packs_of_ranks(problem, packs)
 
@@ -95,7 +95,13 @@ def pack(problem: Problem, count: int, reserve: bool) -> Packs | None:
     packs = Packs.empty(problem, count, reserve)
     _fill(problem, packs)
     # What the heap passed over too often may still fit somewhere.
-    return packs if fit(problem, packs, problem.by_size) == 0 else _fit_evenly(problem, count, reserve)
+    if fit(problem, packs, problem.by_size) == 0:
+        return packs
+    found = _fit_evenly(problem, count, reserve)
+    if found is not None and problem.speed is not None:
+        # Tokens alone decided: of like packs the costliest go to the fastest ranks.
+        _columns_by_load(problem, found)
+    return found
 
 
 def pack_in_turn(problem: Problem, count: int, reserve: bool) -> Packs | None:
@@ -106,9 +112,10 @@ def pack_in_turn(problem: Problem, count: int, reserve: bool) -> Packs | None:
         rest = packs.unplaced(problem.by_weight)
         if not len(rest):
             break
-        even = -(-int(problem.weight[rest].sum()) // (problem.num_ranks * (count - index)))
+        even = problem.evenly(int(problem.weight[rest].sum()), count - index)
+        heads = problem.one_each(problem.weight[rest[: problem.num_ranks], None])
         # The heaviest sample left makes this micro-batch as costly as itself: all other packs may as well be filled that far.
-        goal[:, index] = max(int(problem.weight[rest[0]]), even)
+        goal[:, index] = problem.within(np.maximum(heads, even))
         fill_deepest(problem, packs, rest, goal, packs.window(index, index + 1), strict=True, tries=TRIES // 8)
     return None if fit(problem, packs, problem.by_size) else packs
 
@@ -138,7 +145,7 @@ def costly_microbatches(problem: Problem, packs: Packs, goal: Ints) -> Iterator[
     """Yield the micro-batches that one heavy sample makes costly; the caller fills each, as full as it gets, before the next.
 
     Args:
-        goal: `[R, M, K]` output: what each pack may cost; the caller takes off what it fills in.
+        goal: `[R, M, K]` output: what each pack may cost, by its rank's speed; the caller takes off what it fills in.
 
     Yields:
         The micro-batch, from 0 on; the phase in which it is costly; the R heaviest samples in that phase; all samples by cost
@@ -149,17 +156,17 @@ def costly_microbatches(problem: Problem, packs: Packs, goal: Ints) -> Iterator[
         rest = np.flatnonzero(packs.bin_of < 0)
         if not len(rest):
             break
-        level = -(-problem.cost[rest].sum(axis=0) // (ranks * (count - index)))
+        level = problem.evenly(problem.cost[rest].sum(axis=0), count - index)
         floor = problem.cost_elsewhere(index)
         # Costly: one sample alone weighs more than an even share of all that is left.
-        heaviest = np.maximum(problem.cost[rest].max(axis=0), floor)
+        heaviest = np.maximum(problem.fastest(problem.cost[rest].max(axis=0)), floor)
         over = heaviest / np.maximum(level, 1)
         phase = int(np.argmax(over))  # phases differ in unit and size: the largest ratio decides
         if over[phase] <= 1:
             break
         heads = packs.unplaced(problem.by_cost[phase])[:ranks]
         dense = packs.unplaced(problem.by_density[phase])
-        goal[:, index] = np.maximum(level, np.maximum(problem.cost[heads].max(axis=0), floor))
+        goal[:, index] = problem.within(np.maximum(level, np.maximum(problem.one_each(problem.cost[heads]), floor)))
         yield index, phase, heads, dense
 
 
@@ -174,8 +181,8 @@ def _fill(problem: Problem, packs: Packs) -> None:
         for some in (heads, dense):
             fill_deepest(problem, packs, some, goal, packs.window(index, first), phase=phase, strict=True, tries=1)
     # What costly micro-batches left is to be even over all the others.
-    level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
-    goal[:, first:] = level
+    level = problem.evenly(problem.cost[packs.bin_of < 0].sum(axis=0), count - first)
+    goal[:, first:] = problem.within(level)[:, None]
     if problem.num_phases == 1:
         fill_deepest(problem, packs, problem.by_share, goal, packs.window(first))
     else:
@@ -219,12 +226,21 @@ def fit(problem: Problem, packs: Packs, order: Ints) -> int:
     return int(fill.fit_first(order, problem.size, packs.bins))
 
 
+def _arrange(problem: Problem, packs: Packs) -> None:
+    """Bring packs of like cost together; those that were filled for ranks of unequal speed stay on their ranks."""
+    if problem.speed is None:
+        _columns_by_load(problem, packs)
+    else:
+        packs.order_at_home(problem)
+
+
 def _columns_by_load(problem: Problem, packs: Packs) -> None:
-    """Renumber packs: the R costliest become micro-batch 0, the next R micro-batch 1, and so on."""
+    """Renumber packs: the R costliest become micro-batch 0, the next R micro-batch 1, ...; the fastest take the costliest."""
     ranks, count = problem.num_ranks, packs.count
     order = np.argsort(-packs.loads(problem).sum(axis=2).reshape(-1), kind="stable")
     new = np.empty(ranks * count, np.int64)
-    new[order] = np.tile(np.arange(ranks) * count, count) + np.repeat(np.arange(count), ranks)
+    fastest_first = np.argsort(-problem.speeds, kind="stable")
+    new[order] = np.tile(fastest_first * count, count) + np.repeat(np.arange(count), ranks)
     packs.relabel(new)
 
 
@@ -236,7 +252,7 @@ def _spread_over_ranks(problem: Problem, packs: Packs) -> None:
     sums, new = np.zeros(ranks, np.int64), np.empty(ranks * count, np.int64)
     for index in range(count):
         chunk = order[index * ranks : (index + 1) * ranks]
-        least = np.argsort(sums, kind="stable")
+        least = np.argsort(problem.times(sums), kind="stable")
         new[chunk] = least * count + index
         sums[least] += load[chunk]
     packs.relabel(new)

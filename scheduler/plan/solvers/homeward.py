@@ -27,6 +27,8 @@ def packs_to_homes(problem: Problem, packs: Packs) -> None:
     Which rank computes a pack does not matter at micro-batch sync. Greedy, most bytes first, so at least half of what the
     best matching keeps.
     """
+    if problem.speed is not None:
+        return  # each pack was filled for the speed of its rank
     ranks, count = problem.num_ranks, packs.count
     # One row per (index, pack, home), with the bytes that stay if the pack goes to that home.
     key = packs.bin_of * ranks + problem.home
@@ -52,14 +54,14 @@ def bring_home(problem: Problem, packs: Packs, limit: int) -> None:
     A sum that lies above the limit already does not grow.
     """
     load = packs.loads(problem)
-    largest = load.max(axis=0)
+    largest = problem.times(load).max(axis=0)
     # What the limit leaves is shared out to the indices in proportion to their cost.
     spare = max(limit - int(largest.sum()), 0)
     goals = largest + scaled(largest, spare, max(int(largest.sum()), 1))
     away = np.flatnonzero(packs.rank_of != problem.home)
     heavy_first: Any = away[np.argsort(-problem.nbytes[away], kind="stable")]
-    flat, count = load.reshape(-1, problem.num_phases), packs.count
-    swap.return_home(heavy_first, problem.items, problem.media, packs.bins, flat, goals, count, MAX_HOMEWARD_PASSES)
+    flat, most = (array.reshape(-1, problem.num_phases) for array in (load, problem.within(goals)))
+    swap.return_home(heavy_first, problem.items, problem.media, packs.bins, flat, most, packs.count, MAX_HOMEWARD_PASSES)
 
 
 def moved(problem: Problem, packs: Packs) -> int:

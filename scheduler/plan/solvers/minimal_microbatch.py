@@ -76,7 +76,7 @@ def _even_and_return(problem: Problem, packs: Packs, limit: int) -> None:
             break
         even_columns(problem, packs, across=False)
         even_columns(problem, packs, across=True)
-        _order_at_home(problem, packs)
+        packs.order_at_home(problem)
         bring_home(problem, packs, limit)
         value = _sum_of_largest(problem, packs)
         if before - value < (before - limit) // LEAST_PROGRESS:
@@ -94,7 +94,12 @@ def homeward_microbatch(problem: Problem, count: int, reserve: bool, bound: int)
 
 
 def _sum_of_largest(problem: Problem, packs: Packs) -> int:
-    return int(problem.raised(packs.loads(problem).max(axis=0)).sum())
+    return int(_largest(problem, packs).sum())
+
+
+def _largest(problem: Problem, packs: Packs) -> Ints:
+    """`[M, K]` time of every micro-batch, what other pods take counted."""
+    return problem.raised(problem.times(packs.loads(problem)).max(axis=0))
 
 
 def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool) -> Packs | None:
@@ -107,11 +112,11 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
         _fill_at_home(problem, packs, goal, rank_of, every, *costly)
         first += 1
     rest = np.flatnonzero(packs.bin_of < 0)
-    spent = int(problem.raised(packs.loads(problem).max(axis=0))[:first].sum())
-    mean = -(-int(problem.weight[rest].sum()) // ranks)
+    spent, left = int(_largest(problem, packs)[:first].sum()), int(problem.weight[rest].sum())
+    mean = problem.evenly(left)
     allowed = max(limit - spent, mean + int(mean * problem.config.tolerance))
     # Two of the heavy would overfill a pack, so they are placed one by one before the light ones level everything.
-    heavy = problem.weight * 2 > mean // max(count - first, 1)
+    heavy = problem.weight * 2 > -(-left // ranks) // max(count - first, 1)
     _spread_heavy(problem, packs, goal, rank_of, heavy, first, allowed)
     # A quarter of the way from the mean to what is allowed: sums below it leave packs room to meet it at every index.
     for movable in (~heavy, np.ones(len(heavy), np.bool_)):
@@ -130,13 +135,13 @@ def _build(problem: Problem, count: int, reserve: bool, limit: int, every: bool)
 
 def _improve(problem: Problem, packs: Packs, limit: int, between: tuple[str, ...], passes: int) -> bool:
     """Exchange and order again while that brings the sum of the largest nearer `limit`; False once it is there."""
-    _order_at_home(problem, packs)
+    packs.order_at_home(problem)
     before = _sum_of_largest(problem, packs)
     for _ in range(passes):
         for which in between:
             if not _lower(problem, packs, limit, which):
                 return False
-        _order_at_home(problem, packs)
+        packs.order_at_home(problem)
         value = _sum_of_largest(problem, packs)
         if before - value < (before - limit) // LEAST_PROGRESS:
             break
@@ -160,6 +165,10 @@ def _fill_at_home(
         level = int(problem.cost[packs.bin_of < 0, phase].sum()) // (ranks * (count - index))
         movers = movers[problem.cost[movers, phase] > level]
     if problem.allowed is None:
+        if problem.speed is not None:
+            # Each rank may fill its pack by its speed: the heaviest goes to the fastest.
+            movers = movers[np.argsort(-problem.cost[movers, phase], kind="stable")]
+            without = without[np.argsort(-problem.speed[without], kind="stable")]
         rank_of[movers] = without[: len(movers)]
     deficit = goal.reshape(ranks * count, -1)
     phases = np.full(len(problem.size), phase, np.int64)
@@ -179,7 +188,7 @@ def _spread_heavy(problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, hea
     trial = copy.deepcopy(packs)
     level = -(-problem.cost[packs.bin_of < 0].sum(axis=0) // (ranks * (count - first)))
     level = scaled(level, allowed, max(int(level.sum()) * (count - first), 1))
-    goal[:, first:] = np.maximum(level, 1)
+    goal[:, first:] = problem.within(np.maximum(level, 1))[:, None]
     spread = goal.copy()
     deficit, window = spread.reshape(ranks * count, -1), trial.window(first)
     phases = problem.main_phase
@@ -203,15 +212,6 @@ def _fill_rest(problem: Problem, packs: Packs, goal: Ints, rank_of: Ints, first:
     return place_anywhere(problem, packs, packs.unplaced(order), goal, problem.items, 0) == 0
 
 
-def _order_at_home(problem: Problem, packs: Packs) -> None:
-    """Renumber each rank's packs, costliest first: like meets like at every index."""
-    ranks, count = problem.num_ranks, packs.count
-    order = np.argsort(-packs.loads(problem).sum(axis=2), axis=1, kind="stable")
-    new = np.empty((ranks, count), np.int64)
-    np.put_along_axis(new, order, np.arange(count)[None, :] + np.arange(ranks)[:, None] * count, axis=1)
-    packs.relabel(new.reshape(-1))
-
-
 def _lower(problem: Problem, packs: Packs, limit: int, between: str) -> bool:
     """Exchange samples until the costliest packs of every index come down far enough for the sum to reach `limit`.
 
@@ -220,7 +220,7 @@ def _lower(problem: Problem, packs: Packs, limit: int, between: str) -> bool:
     """
     ranks, count = problem.num_ranks, packs.count
     load = packs.loads(problem)
-    largest = problem.raised(load.max(axis=0))
+    largest = problem.raised(problem.times(load).max(axis=0))
     excess = int(largest.sum()) - limit
     if excess <= 0:
         return False
@@ -235,7 +235,7 @@ def _lower(problem: Problem, packs: Packs, limit: int, between: str) -> bool:
         packs,
         groups={"rank": numbers, "index": numbers.T, "all": numbers.reshape(1, -1)}[between],
         bins_per_unit=1,
-        excess=load - goals,
+        excess=load - problem.within(goals),
         items=problem.items,
         price=None if between == "rank" else price(problem, packs),
         rounds=2 * MAX_ROUNDS,

@@ -52,7 +52,7 @@ def _pack_at_home(problem: Problem, rank_of: Ints, count: int, reserve: bool, li
             break
     assert best is not None
     if fewest:
-        goal = limit // count - best.loads(problem).sum(axis=2, keepdims=True)
+        goal = problem.within(limit)[:, None, None] // count - best.loads(problem).sum(axis=2, keepdims=True)
         if place_anywhere(problem, best, best.unplaced(order), goal, problem.summed_items, 0):
             return None
     return best

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..kernels import scan, swap
 from ..kernels.jit import Effort, Items, Units
-from ..limits import GOOD_ENOUGH, MAX_PAIRS, MAX_ROUNDS, PATIENCE
+from ..limits import FULL_SPEED, GOOD_ENOUGH, MAX_PAIRS, MAX_ROUNDS, PATIENCE
 from ..packs import Packs
 from ..problem import Problem
 from ..table import Ints
@@ -52,9 +52,9 @@ def exchange(
 
 
 def column_goals(problem: Problem, packs: Packs, load: Ints) -> Ints:
-    """`[M, K]` what each micro-batch may cost: the mean of its packs, or its heaviest sample where that is more."""
-    mean = load.sum(axis=0) // problem.num_ranks
-    goals: Ints = np.maximum(mean, scan.heaviest(problem.cost, packs.bin_of, packs.count))
+    """`[M, K]` time that each micro-batch may take: that of its packs if even, or its heaviest sample's where that is more."""
+    even = load.sum(axis=0) * FULL_SPEED // int(problem.speeds.sum())
+    goals: Ints = np.maximum(even, problem.fastest(scan.heaviest(problem.cost, packs.bin_of, packs.count)))
     return goals
 
 
@@ -71,25 +71,25 @@ def even_columns(problem: Problem, packs: Packs, *, across: bool) -> None:
         packs,
         groups=numbers[None, :] if across else numbers.reshape(ranks, count).T,
         bins_per_unit=1,
-        excess=load - goals,
+        excess=load - problem.within(goals),
         goal=close.min(axis=0, keepdims=True) if across else close,
         items=problem.items,
     )
 
 
 def even_ranks(problem: Problem, packs: Packs, target: int, *, goal: int, price: Ints | None = None) -> None:
-    """Exchange samples between ranks until their sums are at most `target + goal`."""
+    """Exchange samples between ranks until their sums are at most `goal` above what takes the time `target`."""
     ranks = problem.num_ranks
     # A call costs a pass over all samples, and most plans need none.
-    load = packs.loads(problem).sum(axis=(1, 2))
-    if load.max() <= target + goal:
+    excess = packs.loads(problem).sum(axis=(1, 2)) - problem.within(target)
+    if excess.max() <= goal:
         return
     exchange(
         problem,
         packs,
         groups=np.arange(ranks)[None, :],
         bins_per_unit=packs.count,
-        excess=load - target,
+        excess=excess,
         goal=np.full((1, 1), goal),
         items=problem.summed_items,
         price=price,

@@ -10,30 +10,32 @@ SHARE_BITS = 9
 
 
 @compiled
-def deal_out(order, weight, sizes, out):
+def deal_out(order, weight, sizes, power, in_rounds, out):
     """Deal samples, heaviest first, to pods in turn; in every round the pod that has least so far comes first.
 
-    The lightest quarter goes one by one to the pod that has least, which evens out what the heavy ones left.
+    The others go one by one to the pod that has least, which evens out what the heavy ones left.
 
-    Invariant: `load` is the sum of the samples dealt so far, `at` of them, and `share` that per rank.
+    Invariant: `load` is the sum of the samples dealt so far, `at` of them, and `share` that by `power`.
 
     Args:
         order: `[n]` samples. weight: `[N]`.
         sizes: `[P]` ranks of each pod; a round gives every rank one sample.
+        power: `[P]` sum of the speeds of its ranks, in any unit.
+        in_rounds: samples dealt in rounds, of which every rank takes one; the others go one by one.
         out: `[N]` pod of each sample, output.
     """
     load = np.zeros(len(sizes), np.int64)
     most = sizes.max()
     at = 0
-    while 4 * at < 3 * len(order):
-        ranked = np.argsort((load << SHARE_BITS) // sizes, kind="mergesort")
+    while at < in_rounds:
+        ranked = np.argsort((load << SHARE_BITS) // power, kind="mergesort")
         for turn in range(most):
             for pod in ranked:
                 if turn < sizes[pod] and at < len(order):
                     out[order[at]] = pod
                     load[pod] += weight[order[at]]
                     at += 1
-    share = (load << SHARE_BITS) // sizes
+    share = (load << SHARE_BITS) // power
     while at < len(order):
         least = 0
         for pod in range(1, len(sizes)):
@@ -41,7 +43,7 @@ def deal_out(order, weight, sizes, out):
                 least = pod
         out[order[at]] = least
         load[least] += weight[order[at]]
-        share[least] = (load[least] << SHARE_BITS) // sizes[least]
+        share[least] = (load[least] << SHARE_BITS) // power[least]
         at += 1
 
 
@@ -61,7 +63,7 @@ def relieve(pod, gifts, gain, other, nbytes, load, pods, rank_limit):
         other: `[N]` what it counts in the second respect.
         nbytes: `[N]`.
         load: `[R]` sums of gain, updated.
-        rank_limit: load up to which a rank takes.
+        rank_limit: `[R]` load up to which a rank takes.
     """
     by_rank, starts, movable, rank_of = gifts
     pod_load, pod_other, most, most_other = pods
@@ -71,7 +73,7 @@ def relieve(pod, gifts, gain, other, nbytes, load, pods, rank_limit):
         while gain[index] >> (62 - shift):
             shift -= 1
     # Sorted once: receivers are taken in turn, which keeps them about as even as a heap would.
-    ranked = np.argsort(load, kind="mergesort")
+    ranked = np.argsort(load - rank_limit, kind="mergesort")
     at = 0
     for giver in range(len(most)):
         if pod_load[giver] <= most[giver]:
@@ -88,14 +90,14 @@ def relieve(pod, gifts, gain, other, nbytes, load, pods, rank_limit):
                 while looked < ranks:
                     taker = ranked[at]
                     host = pod[taker]
-                    if host != giver and pod_load[host] < most[host] and load[taker] < rank_limit:
+                    if host != giver and pod_load[host] < most[host] and load[taker] < rank_limit[taker]:
                         break
                     at = at + 1 if at + 1 < ranks else 0
                     looked += 1
                 # No pod has room left, for this giver or any other.
                 if looked == ranks:
                     return
-                room = min(rank_limit - load[taker], most[host] - pod_load[host])
+                room = min(rank_limit[taker] - load[taker], most[host] - pod_load[host])
                 room_other = most_other[host] - pod_other[host]
                 chosen, best = np.int64(-1), np.int64(-1)
                 for position in range(starts[rank], starts[rank + 1]):

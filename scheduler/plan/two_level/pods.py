@@ -58,6 +58,7 @@ def plan_in_pods(
     cp_size: int = 1,
     node_of_rank: Sequence[int] | None = None,
     peers: Any = None,
+    speeds: Sequence[int] | None = None,
     team: Team | None = None,
     pods: int | None = None,
 ) -> StepPlan:
@@ -83,7 +84,7 @@ def plan_in_pods(
     """
     if pods is not None:
         check_int("pods", pods, 1)
-    problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers)
+    problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers, speeds)
     bound = bounds.objective(problem)
     number = num_pods(problem, pods)
     found = solve_in_pods(problem, bound, number, team) if number > 1 else None

@@ -154,6 +154,7 @@ def pod_problem(problem: PodProblem, pods: Pods, share: Share, pod: int) -> PodP
         nbytes=nbytes,
         num_ranks=last - first,
         node=np.unique(problem.node[first:last], return_inverse=True)[1].astype(np.int64),
+        speed=None if problem.speed is None else problem.speed[first:last],
         elsewhere=problem.modalities if problem.config.sync == "microbatch" else 0,
         floor=share.floor,
         level=share.level,
@@ -169,21 +170,22 @@ def floors(problem: Problem, count: int) -> tuple[Ints, int]:
     total = rest = int(problem.weight.sum())
     found: list[int] = []
     while len(found) < count - 1 and len(found) * ranks < len(order):
-        heaviest = int(problem.weight[order[len(found) * ranks]])
-        if heaviest <= -(-rest // (ranks * (count - len(found)))):
+        heads = order[len(found) * ranks : (len(found) + 1) * ranks]
+        heaviest = int(problem.one_each(problem.weight[heads, None])[0])
+        if heaviest <= problem.evenly(rest, count - len(found)):
             break
         found.append(heaviest)
         # Packs reach what they may cost only where the capacity holds that much.
         room = np.array([len(found) * ranks * problem.capacity])
         most = scan.knapsacks(problem.weight, problem.size, room)
-        rest = max(total - min(sum(found) * ranks, int(most[0])), 0)
+        rest = max(total - min(int(problem.within(sum(found)).sum()), int(most[0])), 0)
     return np.array(found, np.int64).reshape(-1, 1), rest
 
 
 def _levels(problem: Problem, floor: Ints, rest: int, count: int, bound: int) -> Ints:
     """`[M, 1]` what micro-batches may cost so that all together end at the limit: the rest is nearly even."""
     others = count - len(floor)
-    mean = max(-(-rest // (problem.num_ranks * others)), (bound_with_tolerance(problem, bound) - int(floor.sum())) // others)
+    mean = max(problem.evenly(rest, others), (bound_with_tolerance(problem, bound) - int(floor.sum())) // others)
     steps = max(others - 1, 1)
     level = [mean + mean * LEVEL_SLOPE * (others - 1 - 2 * index) // (100 * steps) for index in range(others)]
     return np.concatenate([floor, np.array(level, np.int64)[:, None]])
@@ -197,11 +199,12 @@ def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
         num_ranks=-(-problem.num_ranks // every),
         config=msgspec.structs.replace(problem.config, movement="free"),
         node=problem.node[: -(-problem.num_ranks // every)],
+        speed=None if problem.speed is None else problem.speed[::every],
     )
     packs = free_microbatch(small, count, False, bound)
     if packs is None:
         return None
-    level = packs.loads(small).max(axis=0)
+    level = small.times(packs.loads(small)).max(axis=0)
     level = level[np.argsort(-level.sum(axis=1), kind="stable")]
     limit = bound_with_tolerance(problem, bound)
     spare = max(limit - int(level.sum()), 0)
@@ -212,10 +215,13 @@ def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
 def _deal_out(problem: Problem, pods: Pods) -> Ints:
     """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike."""
     pod_of = np.empty(len(problem.size), np.int64)
-    order = problem.by_share
+    order, equal = problem.by_share, problem.speed is None
+    power = pods.sizes if equal else np.add.reduceat(problem.speeds, pods.first[:-1])
     for phase in range(problem.num_phases):
         some = order[problem.main_phase[order] == phase]
-        pod_kernels.deal_out(some, np.ascontiguousarray(problem.cost[:, phase]), pods.sizes, pod_of)
+        # The lightest quarter evens out what rounds left; it cannot make up for pods of other speeds.
+        in_rounds = -(-3 * len(some) // 4) if equal else 0
+        pod_kernels.deal_out(some, np.ascontiguousarray(problem.cost[:, phase]), pods.sizes, power, in_rounds, pod_of)
     return pod_of
 
 
@@ -224,21 +230,20 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
     rank_of, movable = problem.home.copy(), np.ones(len(problem.home), np.bool_)
     if len(floor):
         _share_heads(problem, pods, rank_of, movable, problem.by_weight[: problem.num_ranks])
-    ranks, sizes = problem.num_ranks, pods.sizes
-    mean = -(-int(problem.weight.sum()) // ranks)
+    ranks = problem.num_ranks
+    mean = problem.evenly(int(problem.weight.sum()))
     above = (
         bound_with_tolerance(problem, bound) - mean
         if problem.config.sync == "step"
         else floor_scale(mean, problem.config.tolerance)
     )
-    limit = _most(sizes, mean, above, POD_LOAD_SHARE[problem.config.sync])
-    fits = count * problem.capacity
-    tokens = -(-int(problem.size.sum()) // ranks)
-    most_tokens = _most(sizes, tokens, max(fits - tokens, 0), POD_TOKEN_SHARE)
+    limit = _most(pods, problem.within(mean), problem.within(above), POD_LOAD_SHARE[problem.config.sync])
+    tokens, fits = -(-int(problem.size.sum()) // ranks), np.full(ranks, count * problem.capacity)
+    most_tokens = _most(pods, np.full(ranks, tokens), np.maximum(fits - tokens, 0), POD_TOKEN_SHARE)
     # Tokens first: a pod that cannot hold its samples has no plan, one with too much cost has a poor one.
     for gain, other, most, most_other, rank_limit in (
         (problem.size, problem.weight, most_tokens, limit, fits),
-        (problem.weight, problem.size, limit, most_tokens, mean + max(above, 0)),
+        (problem.weight, problem.size, limit, most_tokens, problem.within(mean + max(above, 0))),
     ):
         load, load_other = scan.sums(rank_of, gain, ranks), scan.sums(rank_of, other, ranks)
         pod_load, pod_other = np.add.reduceat(load, pods.first[:-1]), np.add.reduceat(load_other, pods.first[:-1])
@@ -249,9 +254,10 @@ def _relieve(problem: Problem, pods: Pods, count: int, bound: int, floor: Ints) 
     return rank_of
 
 
-def _most(sizes: Ints, mean: int, above: int, hundredths: int) -> Ints:
-    """`[P]` most that pods may hold: the mean rank's, and a part of what a rank may hold above it."""
-    return np.array([min(size * mean + size * above * hundredths // 100, MAX_SUM) for size in sizes.tolist()], np.int64)
+def _most(pods: Pods, share: Ints, above: Ints, hundredths: int) -> Ints:
+    """`[P]` most that pods may hold: the shares of their ranks `[R]`, and a part of what these may hold above them."""
+    sums = (np.add.reduceat(each.astype(object), pods.first[:-1]) for each in (share, above))
+    return np.array([min(own + more * hundredths // 100, MAX_SUM) for own, more in zip(*sums, strict=True)], np.int64)
 
 
 def _share_heads(problem: Problem, pods: Pods, rank_of: Ints, movable: Bools, heads: Ints) -> None:

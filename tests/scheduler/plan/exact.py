@@ -6,21 +6,23 @@ from ortools.sat.python import cp_model
 from evenpack.scheduler.plan import PlanConfig, SampleTable
 
 
-def optimum(table: SampleTable, num_ranks: int, num_microbatches: int, config: PlanConfig) -> int | None:
+def optimum(table: SampleTable, num_ranks: int, num_microbatches: int, config: PlanConfig, speeds=None) -> int | None:
     """Least objective of any plan with these micro-batches, without media; None where there is none."""
-    solution = _solve(table, num_ranks, num_microbatches, config, None)
+    solution = _solve(table, num_ranks, num_microbatches, config, None, speeds)
     return None if solution is None else solution + config.microbatch_cost * num_microbatches
 
 
-def least_moved_bytes(table: SampleTable, num_ranks: int, num_microbatches: int, config: PlanConfig, value: int) -> int:
+def least_moved_bytes(
+    table: SampleTable, num_ranks: int, num_microbatches: int, config: PlanConfig, value: int, speeds=None
+) -> int:
     """Least bytes that leave home in any plan whose objective is at most `value`."""
-    found = _solve(table, num_ranks, num_microbatches, config, value - config.microbatch_cost * num_microbatches)
+    found = _solve(table, num_ranks, num_microbatches, config, value - config.microbatch_cost * num_microbatches, speeds)
     assert found is not None
     return found
 
 
-def _solve(table, num_ranks, count, config, at_most):
-    model = cp_model.CpModel()
+def _solve(table, num_ranks, count, config, at_most, speeds):
+    model, speeds = cp_model.CpModel(), speeds or [1024] * num_ranks
     samples, ranks, indices = range(len(table)), range(num_ranks), range(count)
     cost = table.cost.reshape(len(table), -1)
     here = {(i, r, m): model.new_bool_var("") for i in samples for r in ranks for m in indices}
@@ -35,24 +37,24 @@ def _solve(table, num_ranks, count, config, at_most):
     def load(r, m, k):
         return sum(int(cost[i, k]) * here[i, r, m] for i in samples)
 
-    most = int(cost.sum()) * config.pipeline_stages
+    most = int(cost.sum()) * config.pipeline_stages * 1024 // min(speeds) + 1
     phases = range(cost.shape[1])
     if config.sync == "microbatch":
         largest = [model.new_int_var(0, most, "") for _ in indices for _ in phases]
         for number, (m, k) in enumerate((m, k) for m in indices for k in phases):
             for r in ranks:
-                model.add(largest[number] >= load(r, m, k))
+                model.add(speeds[r] * largest[number] >= 1024 * load(r, m, k))
         objective = sum(largest)
     else:
         objective = model.new_int_var(0, most, "")
         for r in ranks:
             total = sum(load(r, m, k) for m in indices for k in phases)
             if config.pipeline_stages == 1:
-                model.add(objective >= total)
+                model.add(speeds[r] * objective >= 1024 * total)
                 continue
             for m in indices:
                 peak = sum(load(r, m, k) for k in phases)
-                model.add(objective >= total + (config.pipeline_stages - 1) * peak)
+                model.add(speeds[r] * objective >= 1024 * (total + (config.pipeline_stages - 1) * peak))
     if at_most is None:
         model.minimize(objective)
     else:

@@ -17,18 +17,19 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(str(value) for value in settings.values()))
+@pytest.mark.parametrize("speeds", [None, [1024, 870], [700, 1100]], ids=str)
 @pytest.mark.parametrize("phases", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_bound_is_above_the_optimum(seed, phases, settings):
+def test_no_bound_is_above_the_optimum(seed, phases, speeds, settings):
     table = small_table(seed, phases=phases)
     gaps = []
     for movement in ("free", "minimal"):
         config = PlanConfig(max_tokens=40, movement=movement, **settings)
-        plan = plan_step(table, num_ranks=2, config=config)
-        best = optimum(table, 2, plan.num_microbatches, config)
+        plan = plan_step(table, num_ranks=2, config=config, speeds=speeds)
+        best = optimum(table, 2, plan.num_microbatches, config, speeds)
         assert plan.lower_bound <= best <= plan.value
         gaps.append(plan.value / best - 1)
-        least = least_moved_bytes(table, 2, plan.num_microbatches, config, plan.value)
+        least = least_moved_bytes(table, 2, plan.num_microbatches, config, plan.value, speeds)
         assert plan.moved_bytes_lower_bound <= least <= plan.moved_bytes or movement == "free"
         assert plan.moved_bytes_lower_bound <= least
     # Nine samples are coarse; the means over larger steps are in the benchmark.
@@ -36,12 +37,14 @@ def test_no_bound_is_above_the_optimum(seed, phases, settings):
 
 
 @pytest.mark.parametrize("sync", ["step", "microbatch"])
+@pytest.mark.parametrize("speeds", [None, [1024, 600], [1000, 1024, 512]], ids=str)
 @pytest.mark.parametrize("seed", range(6))
-def test_bounds_hold_for_any_number_of_microbatches(seed, sync):
-    table = small_table(seed, samples=8)
+def test_bounds_hold_for_any_number_of_microbatches(seed, speeds, sync):
+    ranks = len(speeds or [0, 0])
+    table = small_table(seed, samples=8, ranks=ranks)
     config = PlanConfig(max_tokens=40, sync=sync, movement="free")
-    plan = plan_step(table, num_ranks=2, config=config)
-    others = [optimum(table, 2, count, config) for count in range(1, plan.num_microbatches + 3)]
+    plan = plan_step(table, num_ranks=ranks, config=config, speeds=speeds)
+    others = [optimum(table, ranks, count, config, speeds) for count in range(1, plan.num_microbatches + 3)]
     assert plan.lower_bound <= min(value for value in others if value is not None)
 
 

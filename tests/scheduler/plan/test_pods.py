@@ -234,19 +234,19 @@ def test_a_share_holds_integers(name, sync, movement):
         assert value is None or value.dtype == np.int64, field
 
 
-def dealt(order, weight, sizes):
+def dealt(order, weight, sizes, power, in_rounds):
     """`pod_kernels.deal_out`, one sample after the other, in exact fractions of 512ths."""
-    load, out = [0] * len(sizes), {}
+    load, out = [0] * len(power), {}
     left = list(order)
 
     def shares():
-        return [512 * total // size for total, size in zip(load, sizes, strict=True)]
+        return [512 * total // size for total, size in zip(load, power, strict=True)]
 
     def give(pod):
         out[left[0]] = pod
         load[pod] += weight[left.pop(0)]
 
-    while 4 * (len(order) - len(left)) < 3 * len(order):
+    while len(order) - len(left) < in_rounds:
         ranked = sorted(range(len(sizes)), key=shares().__getitem__)
         for turn in range(max(sizes)):
             for pod in ranked:
@@ -266,8 +266,9 @@ def test_dealing_out_is_exact(most):
         weight = np.sort(rng.integers(1, most, 4 * sizes.sum() + 3))[::-1].copy()
         order = np.arange(len(weight))
         out = np.empty(len(weight), np.int64)
-        pod_kernels.deal_out(order, weight, sizes, out)
-        assert out.tolist() == dealt(order.tolist(), weight.tolist(), sizes.tolist())
+        for power, in_rounds in ((sizes, len(order) * 3 // 4), (sizes * rng.integers(500, 1100, len(sizes)), 0)):
+            pod_kernels.deal_out(order, weight, sizes, power, in_rounds, out)
+            assert out.tolist() == dealt(order.tolist(), weight.tolist(), sizes.tolist(), power.tolist(), in_rounds)
 
 
 @pytest.mark.parametrize(("value", "part"), [(100, 0.29), (2**53 - 1, 0.01), (2**80 + 1, 0.5), (7, 0), (7, 1)])

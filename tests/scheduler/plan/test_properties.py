@@ -13,7 +13,7 @@ BITS = {"image": 1, "video": 2, "audio": 4}
 
 @st.composite
 def instances(draw):
-    """A table, a number of ranks, settings, media towers, and the peers."""
+    """A table, a number of ranks, settings, media towers, the peers, and the ranks' speeds."""
     ranks = draw(st.integers(1, 5))
     cp_size = draw(st.sampled_from([1, 1, 2]))
     align = 4 if cp_size == 2 else draw(st.sampled_from([1, 1, 2]))
@@ -60,10 +60,13 @@ def instances(draw):
     )
     peers = draw(st.sampled_from([None, None, "ring"]))
     allowed = None if peers is None else [[(r + 1) % ranks, (r - 1) % ranks] for r in range(ranks)]
-    return table, ranks, cp_size, config, towers, allowed
+    speeds = draw(st.sampled_from([None, None, None, "near", "far"]))
+    if speeds is not None:
+        speeds = rng.integers(900 if speeds == "near" else 256, 1100, ranks).tolist()
+    return table, ranks, cp_size, config, towers, allowed, speeds
 
 
-def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: PlanConfig, towers, peers) -> None:
+def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: PlanConfig, towers, peers, speeds) -> None:
     count = plan.num_microbatches
     packs = [[plan.ids(r, m).tolist() for m in range(count)] for r in range(ranks)]
     seen = [i for row in packs for pack in row for i in pack]
@@ -106,7 +109,7 @@ def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: 
             assert dummies == needed, "one dummy for each tower that is missing"
         assert not plan.dummy_media[:, :-1].any()
     assert plan.lower_bound <= plan.value and plan.gap >= 0 and plan.imbalance >= 0.999
-    assert plan.value == objective(plan, config)
+    assert plan.value == objective(plan, config, speeds)
     moved = (plan.rank != table.home) & (plan.rank >= 0)
     assert plan.moved_bytes == table.nbytes[moved].sum() >= 0
     assert 0 <= plan.moved_bytes_lower_bound <= max(plan.moved_bytes, 0)
@@ -115,26 +118,33 @@ def check(plan: StepPlan, table: SampleTable, ranks: int, cp_size: int, config: 
         assert all(plan.rank[i] in peers[table.home[i]] for i in np.flatnonzero(moved))
 
 
-def objective(plan: StepPlan, config: PlanConfig) -> int:
+def objective(plan: StepPlan, config: PlanConfig, speeds: list[int] | None) -> int:
     """The definition, written out."""
+    if speeds is None or len(set(speeds)) == 1:
+        speeds = [1024] * plan.num_ranks
+
+    def slowest(costs) -> int:
+        return max(-(-int(cost) * 1024 // speed) for cost, speed in zip(costs, speeds, strict=True))
+
     if config.sync == "microbatch":
-        value = sum(plan.cost[:, m, k].max() for m in range(plan.num_microbatches) for k in range(plan.cost.shape[2]))
+        value = sum(slowest(plan.cost[:, m, k]) for m in range(plan.num_microbatches) for k in range(plan.cost.shape[2]))
     else:
-        value = max(row.sum() + (config.pipeline_stages - 1) * row.sum(axis=1).max() for row in plan.cost)
+        value = slowest(row.sum() + (config.pipeline_stages - 1) * row.sum(axis=1).max() for row in plan.cost)
     return value + config.microbatch_cost * plan.num_microbatches
 
 
 @given(instances())
 def test_every_plan_keeps_its_promises(instance):
-    table, ranks, cp_size, config, towers, peers = instance
+    table, ranks, cp_size, config, towers, peers, speeds = instance
+    more = {"towers": towers, "cp_size": cp_size, "peers": peers, "speeds": speeds}
     try:
-        plan = plan_step(table, num_ranks=ranks, config=config, towers=towers, cp_size=cp_size, peers=peers)
+        plan = plan_step(table, num_ranks=ranks, config=config, **more)
     except InfeasiblePlanError:
         # Only hard limits may make a table unplannable: these can.
         hard = (config.max_segments, peers, config.num_microbatches)
         assert any(limit is not None for limit in hard) or towers.trained or table.media.any()
         return
-    check(plan, table, ranks, cp_size, config, towers, peers)
-    again = plan_step(table, num_ranks=ranks, config=config, towers=towers, cp_size=cp_size, peers=peers)
+    check(plan, table, ranks, cp_size, config, towers, peers, speeds)
+    again = plan_step(table, num_ranks=ranks, config=config, **more)
     assert again.digest == plan.digest
     assert (again.rank == plan.rank).all() and (again.microbatch == plan.microbatch).all()
