@@ -8,8 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from .integers import floor_scale
 from .kernels import scan
-from .limits import FULL_SPEED, MAX_BISECTION_SAMPLES, MAX_TURNS
+from .limits import FULL_SPEED, MAX_BISECTION_SAMPLES, MAX_TURNS, UNEQUAL_PERCENT
 from .problem import Problem
 from .table import Ints
 
@@ -92,8 +93,8 @@ def makespan_at(ordered: Ints, speed: Ints) -> int:
     return max(best, int((-(-ordered[: len(order)] * (turn + 1) * FULL_SPEED // fast[rank])).max()))
 
 
-def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
-    """`[m]` least cost of the 1st, 2nd, ... costliest micro-batch, from where the heavy samples must go.
+def staircase(problem: Problem, weight: Ints, order: Ints) -> Ints:
+    """`[m]` least time of the 1st, 2nd, ... costliest micro-batch, from where the heavy samples must go.
 
     Args:
         weight: `[N]`.
@@ -102,7 +103,8 @@ def staircase(weight: Ints, problem: Problem, order: Ints) -> Ints:
     The samples of weight t or more fill at least K(t) micro-batches by tokens, by number and since no two above half the
     capacity share a pack; so the K(t)-th costliest micro-batch costs at least t.
     """
-    found: Ints = scan.stairs(weight, problem.size, order, problem.num_ranks, problem.capacity, problem.limit)
+    first = scan.stairs(problem.size, order, problem.num_ranks, problem.capacity, problem.limit)
+    found: Ints = problem.fastest(weight[order[first]])
     return found
 
 
@@ -115,7 +117,7 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     weight = np.ascontiguousarray(problem.cost[:, phase])
     if len(weight) == 0 or not weight.any():
         return 0
-    stairs = staircase(weight, problem, problem.by_cost[phase])
+    stairs = staircase(problem, weight, problem.by_cost[phase])
     room = np.arange(len(stairs) + 1) * problem.num_ranks * problem.capacity
     some = weight > 0  # what costs nothing adds no work, and would be far from all others in density
     worth, size = weight[some], problem.size[some]
@@ -125,7 +127,7 @@ def sum_of_largest(problem: Problem, phase: int) -> int:
     # Without a costly micro-batch all work is spread.
     rest = np.maximum(total - value, 0)
     rest[0] = total
-    sums = np.concatenate([[0], np.cumsum(problem.fastest(stairs))])
+    sums = np.concatenate([[0], np.cumsum(stairs)])
     whole = makespan(weight[problem.by_cost[phase]], problem.num_ranks, problem.speed)
     return max(int((sums + problem.evenly(rest)).max()), whole)
 
@@ -139,6 +141,18 @@ def objective(problem: Problem) -> int:
     if problem.config.sync == "step":
         return whole
     return max(whole, sum(sum_of_largest(problem, k) for k in range(problem.num_phases)))
+
+
+def aim(problem: Problem, bound: int) -> int:
+    """The objective to which the tolerance is added: the bound, or more where the bound is far from what homes allow.
+
+    Where ranks of unequal speed wait in every micro-batch, the bound has each heavy sample on the fastest rank. To come as
+    near to it as at equal speed takes three times the bytes; within nearly another tolerance, about as many.
+    """
+    config = problem.config
+    if problem.speed is None or config.sync == "step" or config.movement == "free":
+        return bound
+    return bound + floor_scale(bound, config.tolerance) * UNEQUAL_PERCENT // 100
 
 
 def with_terms(problem: Problem, bound: int, counts: range) -> int:

@@ -99,7 +99,10 @@ def _lower_bound(problem: Problem, found: Assignment, bound: int) -> tuple[int, 
     limit = max(bound_with_tolerance(problem, bound), found.value - config.microbatch_cost * count)
     if problem.stages > 1:
         # The largest micro-batch is at least the mean of M.
-        limit = max(limit, bound_with_tolerance(problem, lower_bound)) * count // (count + problem.stages - 1)
+        limit = max(limit, bound_with_tolerance(problem, lower_bound)) * count
+        # Times are rounded up already, by less than one: rounded down again they would allow too little cost.
+        limit += 0 if problem.speed is None else count + problem.stages - 2
+        limit //= count + problem.stages - 1
     return lower_bound, limit
 
 

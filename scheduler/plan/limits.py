@@ -38,6 +38,8 @@ LEAST_PROGRESS = 50
 #: Moved bytes over their bound up to which no other number of micro-batches is tried, and no other way to share the heavy
 #: samples out.
 FEW_BYTES_COUNTS, FEW_BYTES_BUILDS = 1.4, 2.5
+#: What is added to the bound of ranks of unequal speed that wait in every micro-batch, in percent of the tolerance.
+UNEQUAL_PERCENT = 80
 #: A sample is heavy if fewer than so many of its weight fill a rank.
 HEAVY_PER_RANK = 4
 

@@ -60,7 +60,7 @@ def plan_step(
     """
     problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers, speeds)
     bound = bounds.objective(problem)
-    return certify(table, problem, solve(problem, bound), bound)
+    return certify(table, problem, solve(problem, bounds.aim(problem, bound)), bound)
 
 
 def plan_fixed(

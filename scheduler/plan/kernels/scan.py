@@ -89,8 +89,8 @@ def most_packs(ordered, capacity):
 
 
 @compiled
-def stairs(weight, size, order, num_ranks, capacity, limit):
-    """`[m]` of `bounds.staircase`: samples in `order`, heaviest first."""
+def stairs(size, order, num_ranks, capacity, limit):
+    """`[m]` positions in `order`, heaviest sample first, at which one more micro-batch is needed (`bounds.staircase`)."""
     out = np.empty(len(order), np.int64)
     tokens, halves, number = np.int64(0), np.int64(0), np.int64(0)
     # What `number` micro-batches hold; divisions would take most of the time.
@@ -100,7 +100,7 @@ def stairs(weight, size, order, num_ranks, capacity, limit):
         tokens += size[index]
         halves += 2 * size[index] > capacity
         while tokens > most_tokens or halves > most or position >= most_items:
-            out[number] = weight[index]
+            out[number] = position
             number += 1
             most += num_ranks
             most_tokens += num_ranks * capacity

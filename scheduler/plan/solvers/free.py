@@ -45,13 +45,13 @@ def _even_out(problem: Problem, packs: Packs, bound: int) -> int:
     """Arrange and exchange until nothing improves; returns the sum of the largest."""
     for _ in range(1 if problem.is_large else MAX_EVEN_PASSES):
         if problem.num_phases == 1:
-            _arrange(problem, packs)
+            _columns_by_load(problem, packs)
         if _sum_of_largest(problem, packs) <= bound + 2 * bound // GOOD_ENOUGH:
             break
         even_columns(problem, packs, across=False)
         even_columns(problem, packs, across=True)
     if problem.num_phases == 1:
-        _arrange(problem, packs)
+        _columns_by_load(problem, packs)
     return _sum_of_largest(problem, packs)
 
 
@@ -226,18 +226,17 @@ def fit(problem: Problem, packs: Packs, order: Ints) -> int:
     return int(fill.fit_first(order, problem.size, packs.bins))
 
 
-def _arrange(problem: Problem, packs: Packs) -> None:
-    """Bring packs of like cost together; those that were filled for ranks of unequal speed stay on their ranks."""
-    if problem.speed is None:
-        _columns_by_load(problem, packs)
-    else:
-        packs.order_at_home(problem)
-
-
 def _columns_by_load(problem: Problem, packs: Packs) -> None:
-    """Renumber packs: the R costliest become micro-batch 0, the next R micro-batch 1, ...; the fastest take the costliest."""
+    """Renumber packs: the R that take longest become micro-batch 0, the next R micro-batch 1, and so on.
+
+    Of those in one micro-batch the fastest rank takes the costliest, and so on.
+    """
     ranks, count = problem.num_ranks, packs.count
-    order = np.argsort(-packs.loads(problem).sum(axis=2).reshape(-1), kind="stable")
+    load = packs.loads(problem).sum(axis=2)
+    order = np.argsort(-problem.times(load).reshape(-1), kind="stable")
+    if problem.speed is not None:
+        order = order.reshape(count, ranks)
+        order = np.take_along_axis(order, np.argsort(-load.reshape(-1)[order], axis=1, kind="stable"), axis=1).reshape(-1)
     new = np.empty(ranks * count, np.int64)
     fastest_first = np.argsort(-problem.speeds, kind="stable")
     new[order] = np.tile(fastest_first * count, count) + np.repeat(np.arange(count), ranks)

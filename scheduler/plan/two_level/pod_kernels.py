@@ -10,21 +10,21 @@ SHARE_BITS = 9
 
 
 @compiled
-def deal_out(order, weight, sizes, power, in_rounds, out):
+def deal_out(order, weight, sizes, power, load, in_rounds, out):
     """Deal samples, heaviest first, to pods in turn; in every round the pod that has least so far comes first.
 
     The others go one by one to the pod that has least, which evens out what the heavy ones left.
 
-    Invariant: `load` is the sum of the samples dealt so far, `at` of them, and `share` that by `power`.
+    Invariant: `load` is the sum of what every pod has, `at` samples are dealt so far, and `share` is `load` by `power`.
 
     Args:
         order: `[n]` samples. weight: `[N]`.
         sizes: `[P]` ranks of each pod; a round gives every rank one sample.
         power: `[P]` sum of the speeds of its ranks, in any unit.
+        load: `[P]` what every pod has already, updated.
         in_rounds: samples dealt in rounds, of which every rank takes one; the others go one by one.
         out: `[N]` pod of each sample, output.
     """
-    load = np.zeros(len(sizes), np.int64)
     most = sizes.max()
     at = 0
     while at < in_rounds:

@@ -86,11 +86,11 @@ def plan_in_pods(
         check_int("pods", pods, 1)
     problem = build_problem(table, num_ranks, config, towers, cp_size, node_of_rank, peers, speeds)
     bound = bounds.objective(problem)
-    number = num_pods(problem, pods)
-    found = solve_in_pods(problem, bound, number, team) if number > 1 else None
+    aim, number = bounds.aim(problem, bound), num_pods(problem, pods)
+    found = solve_in_pods(problem, aim, number, team) if number > 1 else None
     # Every rank decides alike, since value and bound are those of the whole step. Pipelines make the bound a loose one.
-    if found is None or not (problem.stages > 1 or _is_within(problem, bound, found, PODS_TOO_FAR)):
-        found = solve(problem, bound)
+    if found is None or not (problem.stages > 1 or _is_within(problem, aim, found, PODS_TOO_FAR)):
+        found = solve(problem, aim)
     return certify(table, problem, found, bound)
 
 

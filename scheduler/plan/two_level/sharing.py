@@ -131,7 +131,7 @@ def assign_to_pods(problem: PodProblem, pods: Pods, count: int, bound: int) -> S
         elif problem.config.movement == "minimal":
             level = _profile(problem, count, bound)
     if problem.config.movement == "free":
-        pod_of, rank_of = _deal_out(problem, pods), None
+        pod_of, rank_of = _deal_out(problem, pods, len(floor)), None
     else:
         rank_of = _relieve(problem, pods, count, bound, floor)
         pod_of = pods.pod[rank_of]
@@ -212,16 +212,26 @@ def _profile(problem: PodProblem, count: int, bound: int) -> Ints | None:
     return profile
 
 
-def _deal_out(problem: Problem, pods: Pods) -> Ints:
-    """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike."""
+def _deal_out(problem: Problem, pods: Pods, costly: int) -> Ints:
+    """`[N]` pod of each sample: in turn, heaviest first, so that all pods are alike, `costly` micro-batches included."""
     pod_of = np.empty(len(problem.size), np.int64)
     order, equal = problem.by_share, problem.speed is None
     power = pods.sizes if equal else np.add.reduceat(problem.speeds, pods.first[:-1])
+    heads = order[:0]
+    if not equal:
+        # The heaviest samples go to the fastest ranks, those of equal speed from all pods in turn.
+        place = np.arange(problem.num_ranks) - pods.first[pods.pod]
+        heads, fastest_first = order[: costly * problem.num_ranks], np.lexsort((place, -problem.speeds))
+        pod_of[heads] = np.resize(pods.pod[fastest_first], len(heads))
     for phase in range(problem.num_phases):
         some = order[problem.main_phase[order] == phase]
         # The lightest quarter evens out what rounds left; it cannot make up for pods of other speeds.
         in_rounds = -(-3 * len(some) // 4) if equal else 0
-        pod_kernels.deal_out(some, np.ascontiguousarray(problem.cost[:, phase]), pods.sizes, power, in_rounds, pod_of)
+        weight, load = (
+            np.ascontiguousarray(problem.cost[:, phase]),
+            scan.sums(pod_of[heads], problem.cost[heads, phase], len(pods)),
+        )
+        pod_kernels.deal_out(some[len(heads) :], weight, pods.sizes, power, load, in_rounds, pod_of)
     return pod_of
 
 

@@ -184,3 +184,23 @@ def test_p21_pipelines_want_more_microbatches():
     assert found.num_microbatches == 8
     assert found.value / 800 == 1.375
     assert found.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("sync", "movement"), [("step", "free"), ("step", "minimal"), ("microbatch", "free"), ("microbatch", "minimal")]
+)
+def test_work_follows_speed(sync, movement):
+    """A rank at half speed gets half of what the other has, 20 of 60 samples, and takes as long; in packs, nearly."""
+    table = SampleTable.from_lengths([1] * 60, home=np.arange(60) % 2)
+    config = PlanConfig(max_tokens=20, sync=sync, movement=movement, tolerance=0.0)
+    plan = plan_step(table, num_ranks=2, config=config, speeds=[1024, 512])
+    assert plan.cost.sum(axis=(1, 2)).tolist() == [40, 20]
+    assert plan.lower_bound == 40 <= plan.value <= (40 if sync == "step" else 42) and plan.imbalance == plan.value / 40
+
+
+@pytest.mark.parametrize("sync", ["step", "microbatch"])
+def test_equal_speeds_plan_as_none(sync):
+    table = SampleTable.from_lengths(np.arange(1, 41), home=np.arange(40) % 4)
+    config = PlanConfig(max_tokens=100, sync=sync)
+    plans = [plan_step(table, num_ranks=4, config=config, speeds=speeds) for speeds in (None, [1024] * 4, [7] * 4)]
+    assert len({(plan.digest, plan.value, plan.lower_bound) for plan in plans}) == 1

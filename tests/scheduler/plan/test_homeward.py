@@ -25,10 +25,11 @@ def instance(seed, ranks=3, count=2, phases=1):
     np.add.at(load, bin_of, cost)
     used = np.bincount(bin_of, size, ranks * count).astype(np.int64)
     places = 9 - np.bincount(bin_of, minlength=ranks * count)
-    goals = load.reshape(ranks, count, phases).max(axis=0) + rng.integers(0, 6, (count, phases))
+    goals = load.reshape(ranks, count, phases).max(axis=0) + rng.integers(0, 6, (ranks, count, phases))
     return {
         "order": rng.permutation(samples), "cost": cost, "size": size, "nbytes": rng.integers(1, 50, samples),
-        "home": rng.integers(0, ranks, samples), "media": rng.integers(0, 2, samples), "load": load, "goals": goals,
+        "home": rng.integers(0, ranks, samples), "media": rng.integers(0, 2, samples), "load": load,
+        "goals": goals.reshape(-1, phases),
         "room": used.max() + 3 - used, "places": places, "bin_of": bin_of, "count": count, "passes": 3,
     }  # fmt: skip
 
@@ -59,7 +60,7 @@ def plain(order, cost, size, nbytes, home, media, load, goals, room, places, bin
                     sums = np.stack([cost[trial == b].sum(axis=0) for b in packs])
                     fits = all(size[trial == b].sum() <= room[b] + size[bin_of == b].sum() for b in packs)
                     fits &= other is not None or places[there] > 0
-                    if gain > best and fits and (sums <= goals[[b % count for b in packs]]).all():
+                    if gain > best and fits and (sums <= goals[packs]).all():
                         best, chosen = gain, (pair, packs)
             if chosen is None:
                 continue

@@ -20,10 +20,10 @@ GOOD = {"tokens": [5, 5], "align": 1}
 TEXT = MediaTowers()
 
 
-def plan(rows, num_ranks=2, cp_size=1, node_of_rank=None, peers=None, towers=TEXT, **config):
+def plan(rows, num_ranks=2, cp_size=1, node_of_rank=None, peers=None, speeds=None, towers=TEXT, **config):
     table = SampleTable.from_lengths(**{**GOOD, **rows})
     settings = PlanConfig(**{"max_tokens": 10, **config})
-    where = {"cp_size": cp_size, "node_of_rank": node_of_rank, "peers": peers}
+    where = {"cp_size": cp_size, "node_of_rank": node_of_rank, "peers": peers, "speeds": speeds}
     return plan_step(table, num_ranks=num_ranks, config=settings, towers=towers, **where)
 
 
@@ -72,6 +72,9 @@ def test_columns_of_different_length():
         ({"num_ranks": 0}, "num_ranks must be at least 1, got 0"),
         ({"cp_size": 0}, "cp_size must be at least 1, got 0"),
         ({"node_of_rank": [0]}, "node of each of 2 ranks"),
+        ({"speeds": [1024]}, r"a positive integer for each of 2 ranks, in parts of 1024, got \[1024\]"),
+        ({"speeds": [1024, 0]}, r"a positive integer for each of 2 ranks, in parts of 1024, got \[1024, 0\]"),
+        ({"speeds": [1024, 0.5]}, "integer"),
         ({"peers": [[1], [2]]}, "peers name rank 1 and 2, there are 2 ranks"),
         ({"peers": np.ones((3, 3), bool)}, r"must be \[2, 2\], got \(3, 3\)"),
         ({"max_tokens": 3, "pack_align": 4}, "capacity 3 is below pack_align=4"),

@@ -53,15 +53,15 @@ def workload(name: str, num_ranks: int, **settings):
 
 @given(instances(), st.integers(2, 3))
 def test_every_plan_keeps_its_promises(instance, number):
-    table, ranks, cp_size, config, towers, peers = instance
-    settings = {"num_ranks": ranks, "config": config, "towers": towers, "cp_size": cp_size, "peers": peers}
+    table, ranks, cp_size, config, towers, peers, speeds = instance
+    settings = {"num_ranks": ranks, "config": config, "towers": towers, "cp_size": cp_size, "peers": peers, "speeds": speeds}
     try:
         plan = plan_in_pods(table, pods=number, **settings)
     except InfeasiblePlanError:
         with pytest.raises(InfeasiblePlanError):  # what pods cannot plan, one piece cannot either
             plan_step(table, **settings)
         return
-    check(plan, table, ranks, cp_size, config, towers, peers)
+    check(plan, table, ranks, cp_size, config, towers, peers, speeds)
     assert same(plan, plan_in_pods(table, pods=number, **settings))
 
 
@@ -86,19 +86,24 @@ def test_any_table_is_planned_alike_by_one_and_by_many(seed):
     for sync, movement in MODES:
         towers = MediaTowers(dummy_tokens={"image": 4, "video": 6})
         config, number = PlanConfig(max_tokens=60, sync=sync, movement=movement), int(rng.integers(2, 4))
-        alone = plan_in_pods(table, num_ranks=ranks, config=config, towers=towers, pods=number)
-        assert all(same(alone, plan) for plan in together(table, ranks, config=config, towers=towers, pods=number))
+        for speeds in (None, rng.integers(600, 1100, ranks).tolist()):
+            settings = {"config": config, "towers": towers, "speeds": speeds, "pods": number}
+            alone = plan_in_pods(table, num_ranks=ranks, **settings)
+            assert all(same(alone, plan) for plan in together(table, ranks, **settings))
 
 
 @pytest.mark.parametrize(("sync", "movement"), MODES)
+@pytest.mark.parametrize("slow", [0, 70])
 @pytest.mark.parametrize("name", ["sft", "image-text"])
-def test_objective_within_a_hundredth_of_the_plan_in_one_piece(name, sync, movement):
+def test_objective_is_near_that_of_the_plan_in_one_piece(name, slow, sync, movement):
+    """Also where a whole pod is slow."""
     table, config, towers = workload(name, 256, sync=sync, movement=movement)
-    flat = plan_step(table, num_ranks=256, config=config, towers=towers)
-    found = plan_in_pods(table, num_ranks=256, config=config, towers=towers, pods=4)
-    assert not same(flat, found)  # it is another plan
+    speeds = np.where(np.arange(256) < slow, 900, 1024)
+    flat = plan_step(table, num_ranks=256, config=config, towers=towers, speeds=speeds)
+    found = plan_in_pods(table, num_ranks=256, config=config, towers=towers, speeds=speeds, pods=4)
+    assert slow or not same(flat, found)  # it is another plan; slow ranks may leave too little choice
     assert found.lower_bound == flat.lower_bound
-    assert found.value <= flat.value * 1.01
+    assert found.value <= flat.value * (1.02 if slow else 1.01)
 
 
 def test_pods_end_between_nodes():
@@ -267,7 +272,7 @@ def test_dealing_out_is_exact(most):
         order = np.arange(len(weight))
         out = np.empty(len(weight), np.int64)
         for power, in_rounds in ((sizes, len(order) * 3 // 4), (sizes * rng.integers(500, 1100, len(sizes)), 0)):
-            pod_kernels.deal_out(order, weight, sizes, power, in_rounds, out)
+            pod_kernels.deal_out(order, weight, sizes, power, np.zeros(len(sizes), np.int64), in_rounds, out)
             assert out.tolist() == dealt(order.tolist(), weight.tolist(), sizes.tolist(), power.tolist(), in_rounds)
 
 
