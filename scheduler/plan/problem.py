@@ -277,12 +277,13 @@ def build_problem(
     _check_table(columns, num_ranks, align)
     cost = columns["cost"]
     speed, total_cost = _speeds(speeds, num_ranks), exact_sum(cost) * config.pipeline_stages
-    slowest, fastest = (FULL_SPEED, FULL_SPEED) if speed is None else (int(speed.min()), int(speed.max()))
+    longest = 0
+    if speed is not None:
+        # Limits are up to four times the bound, and what the fastest rank can do in the time of the slowest is asked as well.
+        longest = total_cost * max(4 * int(speed.max()), FULL_SPEED) // int(speed.min())
     for what, total in (
         ("costs of the step", total_cost),
-        # Of a time on the slowest rank the fastest one may be asked what it could do meanwhile: that must fit int64 too.
-        ("costs of the step, on the slowest rank", total_cost * fastest // slowest),
-        ("times of the step, on the slowest rank", total_cost * FULL_SPEED // slowest),
+        ("costs of the step, by the speeds of the fastest and the slowest rank,", longest),
         ("tokens of the step", exact_sum(columns["padded"])),
         ("bytes of the step", exact_sum(columns["nbytes"])),
     ):

@@ -47,6 +47,13 @@ def test_values_out_of_range(rows, message):
         plan(rows)
 
 
+def test_costs_have_room_for_speeds():
+    """Four times 3 * 2**50 on a rank that is half as fast as the other."""
+    with pytest.raises(PlanError, match=rf"fastest and the slowest rank, add up to {3 * 2**53}, above the limit of {2**53}"):
+        plan({"cost": [2**51, 2**50]}, speeds=[1024, 512])
+    assert plan({"cost": [2**48, 2**47]}, speeds=[1024, 512]).value == 2**48
+
+
 def test_padding_must_match_the_alignment():
     with pytest.raises(PlanError, match=r"sample 0: padded must be a multiple of align=4, got 5"):
         plan({}, cp_size=2)
