@@ -6,6 +6,7 @@ if __name__ != "evenpack.collate":
 from .encoding.encoder import SampleEncoder
 from .encoding.processors import load_processor
 from .encoding.settings import EncoderConfig
+from .isolation import verify_isolation
 from .packs.alignment import pack_alignment
 from .packs.batch import PackedBatch
 from .packs.pack import pack_samples
@@ -27,4 +28,5 @@ __all__ = [
     "pack_samples",
     "prepare_sample",
     "truncate_sample",
+    "verify_isolation",
 ]

@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 from typing import Any
 
 EXAMPLES = """examples:
   evenpack doctor --cp 2 --tp 4 --sequence-parallel --fp8 blockwise --max-tokens 8192
+  evenpack doctor --model Qwen2.5-VL-3B-Instruct
   torchrun --nproc-per-node 8 -m evenpack doctor
   torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m evenpack doctor --json
 
@@ -31,6 +33,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--transport", choices=("auto", "host", "device"), default="auto", help="as in the scheduler")
     parser.add_argument("--megabytes", type=float, default=16.0, metavar="MB", help="sent by each rank (default: 16)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a collective may take (default: 60)")
+    parser.add_argument(
+        "--model", metavar="FOLDER", help="a saved model and its processor: run samples in a pack and alone, and compare"
+    )
     parser.add_argument("--json", action="store_true", help="findings as JSON")
     parser.set_defaults(run=run)
 
@@ -46,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
             check_int(name, getattr(arguments, name), 1)
     check_real("megabytes", arguments.megabytes, 0.01, 4096.0)
     check_real("timeout", arguments.timeout, 1.0, 1e5)
+    if arguments.model is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("--model loads the whole model into one process: start `evenpack doctor --model` without torchrun")
     examined = examine(arguments)
     if examined.prints:
         print(json.dumps(as_dict(examined), indent=1) if arguments.json else as_text(examined), flush=True)

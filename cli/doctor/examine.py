@@ -13,6 +13,7 @@ from ...scheduler.comm.channel import Channel, open_channel
 from ...scheduler.comm.transports import gather_bytes
 from . import group, local
 from .finding import Examined, Finding, merge
+from .model import check_model
 
 
 def examine(arguments: argparse.Namespace) -> Examined:
@@ -86,6 +87,7 @@ def _look_alone(arguments: argparse.Namespace) -> list[Finding]:
         lambda: local.check_memory(*local.free_memory(), local_ranks) if os.environ.get("LOCAL_RANK", "0") == "0" else None,
         local.check_pinned,
         lambda: local.check_interface(nodes),
+        lambda: None if arguments.model is None else check_model(arguments.model),
     )
     return [finding for check in checks if (finding := check()) is not None]
 

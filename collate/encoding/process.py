@@ -15,7 +15,7 @@ from .settings import EncoderConfig
 from .sizes import counts_pixels
 
 #: What a processor returns besides media tensors; none of it is a field of a sample.
-WORKING = ("offset_mapping", "text_replacement_offsets", "attention_mask", "mm_token_type_ids", "token_type_ids")
+WORKING = ("offset_mapping", "text_replacement_offsets", "attention_mask", "mm_token_type_ids", "token_type_ids", "labels")
 
 
 class Processed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -56,9 +56,12 @@ class TextProcessor:
         self._limits: dict[str, Any] = {}
         video_processor = getattr(processor, "video_processor", None)
         self._knows_video_limits = config.video_min_pixels is not None or not counts_pixels(video_processor)
-        if config.min_pixels is not None:
-            size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
-            self._limits["images_kwargs"] = {"size": size}
+        if getattr(processor, "image_processor", None) is not None:
+            # Without a tensor type, some image processors return a list with one array per image, others one with all images.
+            images: dict[str, Any] = {"return_tensors": "pt"}
+            if config.min_pixels is not None:
+                images["size"] = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
+            self._limits["images_kwargs"] = images
         self._video_fps, self._source_fps = config.video_fps, config.source_fps
         sampling: dict[str, Any] = {"do_sample_frames": config.video_fps is not None}
         if config.video_fps is not None:
@@ -119,6 +122,22 @@ class TextProcessor:
             extents=extents,
             literal=np.zeros(len(ids), bool),
         )
+
+    def as_called(self, text: str, media: Mapping[str, Sequence[Any]], *, types: bool) -> dict[str, Any]:
+        """Return what the processor gives anyone who calls it with a text and images: tensors of a batch of one.
+
+        Args:
+            text: as for a call of this object.
+            media: the same.
+            types: whether the model takes `mm_token_type_ids`, which some processors return only when asked.
+        """
+        arguments: dict[str, Any] = {}
+        if media.get("image"):
+            size = {name: value for name, value in self._limits["images_kwargs"].items() if name != "return_tensors"}
+            arguments = {"images": [list(media["image"])], "images_kwargs": size}
+        if types and self.is_multimodal:
+            arguments["return_mm_token_type_ids"] = True
+        return dict(self._processor(text=[text], return_tensors="pt", **arguments, **self.text_arguments(text)))
 
     def _call(self, text: str, arguments: dict[str, Any], where: str) -> Mapping[str, Any]:
         try:

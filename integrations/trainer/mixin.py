@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...collate import PackedBatch
+from ...collate import PackedBatch, verify_isolation
 from ...core import Field, UnsafeModelError
 from ...models import ModelAdapter
 from ...models.setup.unwrap import unwrap_model
@@ -39,6 +39,8 @@ class PackedTrainerMixin(PackedEvaluation):
         fields: further fields of the samples.
         cost: cost of a sample; default: that of the model.
         packing_callbacks: callbacks of the scheduler that trains, such as a `RunLog`; the Trainer's own are `callbacks`.
+        verify: run samples in a pack and alone before training, and compare (see `verify_isolation`): samples that
+            `processing_class` makes, where it is a processor, else texts.
         **kwargs: the Trainer's.
 
     Raises:
@@ -62,6 +64,7 @@ class PackedTrainerMixin(PackedEvaluation):
         fields: Iterable[Field] = (),
         cost: CostModel | None = None,
         packing_callbacks: Iterable[StepCallback] = (),
+        verify: bool = False,
         **kwargs: Any,
     ) -> None:
         refuse_loss(type(self))
@@ -73,6 +76,10 @@ class PackedTrainerMixin(PackedEvaluation):
             raise ValueError("DeepSpeed does not work with packing: it counts micro-batches by itself; use DDP or FSDP")
         prepare_for_packs(self.model, adapter)
         self._packing_adapter = adapter_of(self.model, adapter)
+        if verify:
+            processor = getattr(self, "processing_class", None)
+            makes_media = hasattr(processor, "tokenizer")
+            verify_isolation(self.model, self._packing_adapter, processor=processor if makes_media else None)
         is_sharded = self.is_fsdp_enabled or getattr(self, "is_distributed_loading_by_transformers", False)
         self._packing_config = train_config(packing, self.args, is_sharded=is_sharded)
         self._packing_cost = cost or CostModel.from_config(

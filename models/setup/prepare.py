@@ -255,6 +255,13 @@ def _looking_both_ways(model: Any, decoder: Any) -> list[str]:
     return sorted({type(module).__name__ for module in layers if not getattr(module, "is_causal", True)})
 
 
+def attention_lists(decoder: nn.Module) -> list[nn.ModuleList]:
+    """Return the lists of layers of a decoder, each of which has attention inside."""
+    attention = {id(module) for module, _ in _attention_layers(decoder)}
+    lists = [module for module in decoder_modules(decoder) if isinstance(module, nn.ModuleList)]
+    return [one for one in lists if any(id(module) in attention for module in one.modules())]
+
+
 def _withholding_layers(decoder: nn.Module) -> list[str]:
     """Return the class names of layers that keep further arguments, such as boundaries, from the attention inside them.
 

@@ -16,7 +16,7 @@ from .prepare import decoder_of, is_causal
 from .unwrap import unwrap_model
 
 #: Largest change of a logit, over the largest logit, that rounding may explain.
-_ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 #: Multiple that the probe pads its segments to, so that padding is seen too.
 _ALIGN = 4
 #: Longest text of the probe, in tokens: beyond it, rotary tables for long samples are not tried.
@@ -55,7 +55,7 @@ def verify_isolation(model: nn.Module, adapter: ModelAdapter, *, lengths: tuple[
     finally:
         model.train(was_training)
     change = float((packed - alone).abs().max() / alone.abs().max())
-    if not change <= _ROUNDING.get(alone.dtype, 1e-4):
+    if not change <= ROUNDING.get(alone.dtype, 1e-4):
         raise UnsafeModelError(
             f"{type(model).__name__} mixes the segments of a pack: outputs of one sample differ by {change:.2g} of the largest "
             "from the same sample alone"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from evenpack.cli.doctor import group, local
 from evenpack.cli.doctor.finding import Examined, Finding, as_text, merge
@@ -15,6 +16,8 @@ from evenpack.cli.main import run
 from evenpack.scheduler import ProcessGroups, SchedulerConfig
 from evenpack.scheduler.comm.channel import open_channel
 from evenpack.scheduler.testing import run_ranks
+
+from ..collate.test_isolation import built
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 GIB = 2**30
@@ -267,3 +270,22 @@ def test_memory_that_cannot_be_pinned(monkeypatch):
     monkeypatch.setattr("torch.empty", refused)
     found = local.check_pinned()
     assert found.level == "wrong" and "ulimit -l" in found.fix
+
+
+def test_a_saved_model_is_run_in_packs(tmp_path, capsys):
+    """A tiny Qwen2.5-VL is fine; a folder without a model is not."""
+    model, adapter, processor = built("qwen2_5_vl", torch.float32)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    assert run(["doctor", "--json", "--model", str(tmp_path)]) == 0
+    found = by_name(capsys.readouterr().out)[1]["model"]
+    assert found["level"] == "ok" and found["figures"]["family"] == adapter.name and found["figures"]["change"] < 1e-5
+    assert "samples of its processor in a pack equal those alone" in found["text"]
+    assert run(["doctor", "--json", "--model", str(tmp_path / "none")]) == 1
+    assert "no folder" in by_name(capsys.readouterr().out)[1]["model"]["text"]
+
+
+def test_a_model_is_run_by_one_process(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(["doctor", "--model", str(tmp_path)]) == 1
+    assert "without torchrun" in capsys.readouterr().err

@@ -4,12 +4,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from transformers import Trainer
 
+from evenpack.core import UnsafeModelError
 from evenpack.integrations.trainer import PackedTrainerMixin
+from evenpack.models.attention import varlen
 from evenpack.scheduler import SchedulerConfig
 from evenpack.scheduler.testing import run_ranks
 
+from ...collate.test_isolation import built
 from .tiny import PackedTrainer, arguments, losses_of, model_of, packed_trainer, relative, samples, single_row
 
 REFUSED = [
@@ -64,6 +68,25 @@ def test_refused_by_name(tmp_path):
             packed_trainer(model_of(), arguments(tmp_path))[0].evaluate()
 
     run_ranks(fn, 1, backend="gloo")
+
+
+def test_the_model_is_verified_before_training(tmp_path, monkeypatch):
+    """A model that mixes segments is refused when the Trainer is made."""
+
+    def trainer_of(family):
+        model, adapter, processor = built(family, torch.float32)
+        return PackedTrainer(
+            model, arguments(tmp_path), processing_class=processor, adapter=adapter, packing={"max_tokens": 96}, verify=True
+        )
+
+    def fn(rank, num_ranks):
+        assert trainer_of("gemma3") is not None
+        monkeypatch.setattr(varlen, "lengths_of", lambda boundaries: [int(boundaries[-1])])
+        with pytest.raises(UnsafeModelError, match="mixes the segments of a pack"):
+            trainer_of("gemma3")
+        return True
+
+    assert run_ranks(fn, 1, backend="gloo") == [True]
 
 
 @pytest.mark.parametrize(
