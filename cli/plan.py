@@ -19,6 +19,7 @@ _EXAMPLES = """examples:
   evenpack plan lengths.jsonl --ranks 64 --max-tokens 8192
   evenpack plan train.parquet --column num_tokens --ranks 64 --max-tokens 8192 --sync microbatch --html plan.html
   evenpack plan workload:image-text --ranks 16
+  evenpack plan workload:sft --ranks 64 --sync microbatch --lookahead 8
 
 LENGTHS is a file of lengths in tokens: lines of JSON (numbers, or objects with a column of lengths), .csv, .parquet, a folder
 that `datasets` or `evenpack index` wrote, or workload:NAME. A column of lists, like input_ids, counts by its elements.
@@ -53,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cp", dest="cp_size", type=int, default=1, metavar="SIZE", help="context-parallel size (default: 1)")
     parser.add_argument("--align", type=int, help="multiple to which segments are padded (default: 1, or 2 x cp)")
     parser.add_argument("--movement", choices=("minimal", "free"), default="minimal", help="whether homes matter")
+    parser.add_argument(
+        "--lookahead",
+        type=int,
+        default=1,
+        metavar="STEPS",
+        help="steps in view of each: one more row shows what that gains (default: 1)",
+    )
     parser.add_argument("--tolerance", type=float, default=0.01, help="imbalance that is worth no move (default: 0.01)")
     parser.add_argument(
         "--microbatch-cost", type=int, default=0, metavar="TOKENS", help="fixed cost of a micro-batch, in tokens"
@@ -77,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     from .what_if.simulate import METHODS, advice_on, simulate
 
     fitted, setting, max_tokens = read_setting(arguments)
-    total = setting.steps * len(METHODS)
+    total = setting.steps * (len(METHODS) + (setting.lookahead > 1))
     with tqdm(total=total, desc="planning", unit="plan", leave=False, disable=not sys.stderr.isatty()) as bar:
         simulation = simulate(fitted.pool, setting, progress=bar.update)
     advice = None if arguments.no_advice else advice_on(simulation, setting, arguments.cp_size)
@@ -120,15 +128,18 @@ def check(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: the first of them, with its limit.
     """
+    from ..scheduler.config import MAX_LOOKAHEAD
     from ..scheduler.plan.settings import check_int, check_real
 
-    for name in ("num_ranks", "max_tokens", "samples_per_step", "steps", "cp_size", "align"):
+    for name in ("num_ranks", "max_tokens", "samples_per_step", "steps", "cp_size", "align", "lookahead"):
         if getattr(arguments, name) is not None:
             check_int(name, getattr(arguments, name), 1)
     check_int("seed", arguments.seed, 0)
     if arguments.max_dropped is not None:
         check_real("max_dropped", arguments.max_dropped, 0.0, 1.0)
     check_int("microbatch_cost", arguments.microbatch_cost, 0)
+    if arguments.lookahead > MAX_LOOKAHEAD:
+        raise ValueError(f"--lookahead must be at most {MAX_LOOKAHEAD}, got {arguments.lookahead}")
     if arguments.num_ranks > MOST_RANKS:
         raise ValueError(f"--ranks must be at most {MOST_RANKS:,}, got {arguments.num_ranks:,}")
     samples = arguments.num_ranks * arguments.samples_per_step
@@ -164,7 +175,8 @@ def _read_pool(arguments: argparse.Namespace) -> tuple[Any, int]:
         for option in ("column", "grids", "vision_tokens"):
             if getattr(arguments, option) is not None:
                 raise ValueError(f"--{option.replace('_', '-')} names a column of a file, and workload {name!r} is built in")
-        count = max(batch, min(_default_steps(arguments) * batch, SAMPLES_PLANNED))
+        most = SAMPLES_PLANNED if arguments.lookahead == 1 else MOST_SAMPLES
+        count = max(batch, min(_default_steps(arguments) * batch, most))
         samples, capacity = workload_samples(name, count, arguments.seed)
         max_tokens = arguments.max_tokens or capacity // arguments.cp_size
     else:
@@ -186,7 +198,8 @@ def _default_steps(arguments: argparse.Namespace) -> int:
     """Return the number of steps: as asked for, or enough for steady means."""
     batch = arguments.num_ranks * arguments.samples_per_step
     asked: int | None = arguments.steps
-    return asked or min(max(SAMPLES_PLANNED // batch, FEWEST_STEPS), MOST_STEPS)
+    fewest = max(FEWEST_STEPS, 4 * arguments.lookahead if arguments.lookahead > 1 else 0)
+    return asked or min(max(SAMPLES_PLANNED // batch, fewest), max(MOST_STEPS, fewest))
 
 
 def _make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) -> Any:
@@ -218,5 +231,6 @@ def _make_setting(arguments: argparse.Namespace, max_tokens: int, cost_of: Any) 
         samples_per_step=arguments.samples_per_step,
         steps=_default_steps(arguments),
         seed=arguments.seed,
+        lookahead=arguments.lookahead,
         config=config,
     )

@@ -10,7 +10,7 @@ from ..page import Curve, DrawnStep, PageData, RunView, Table
 from .pool import Fitted
 from .simulate import OURS, WORTH, Figures, Setting, Simulation
 
-_HEADER = ("", "step cost", "vs evenpack", "above bound", "padding", "imbalance", "micro-batches", "moved a step")
+_HEADER = ("", "step cost", "vs evenpack", "efficiency", "above bound", "padding", "imbalance", "micro-batches", "moved a step")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -67,6 +67,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
             "oversize": config.oversize,
             "steps": setting.steps,
             "seed": setting.seed,
+            "lookahead": setting.lookahead,
             "model": pool.cost_of.name,
             "operations_per_unit": unit,
         },
@@ -120,7 +121,8 @@ def as_page(answer: Answer) -> PageData:
 
 
 _NOTE = (
-    "Step cost: operations that the slowest rank does, or waits for, in a step. Above bound: over what no plan can go below. "
+    "Step cost: operations that the slowest rank does, or waits for. Efficiency: share of the ranks' time that is work. "
+    "Above bound: over what no plan of the same steps can go below. "
     "Padding: share of the computed tokens. Imbalance: time of a step over the mean load. Moved: what crosses ranks."
 )
 
@@ -185,6 +187,7 @@ def _cells(figures: Figures, answer: Answer) -> tuple[str, ...]:
         figures.name,
         scaled(figures.step_cost * answer.fitted.pool.cost_of.model.unit, "FLOP"),
         f"x {figures.step_cost / ours:.3f}",
+        f"{figures.mean_efficiency:.1%}",
         f"{figures.above_bound:.2%}",
         f"{figures.padding_share:.1%}",
         f"{figures.imbalance:.3f}",

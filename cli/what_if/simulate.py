@@ -12,6 +12,7 @@ from ...scheduler.offline.plan import OfflineConfig, cut_epoch
 from ...scheduler.plan import MediaTowers, PlanConfig, SampleTable, StepPlan, planner_for
 from ...scheduler.plan.settings import NO_TOWERS
 from ...scheduler.plan.table import Ints
+from ...scheduler.plan.window import WindowBounds, roll
 from ...scheduler.stats import StepStats, step_stats
 from ...scheduler.telemetry.advice import Advice, advise
 from ...scheduler.telemetry.advice.what_if import Steps
@@ -42,6 +43,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         steps: how many.
         seed: of the order in which samples come.
         towers: media towers of the model.
+        lookahead: steps in view of each, in a method of its own beside single steps.
         config: the planner's, with a pack's whole capacity (all context-parallel ranks together) as `max_tokens`.
     """
 
@@ -51,6 +53,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     config: PlanConfig
     towers: MediaTowers = NO_TOWERS
     seed: int = 0
+    lookahead: int = 1
 
     @property
     def batch(self) -> int:
@@ -171,6 +174,8 @@ def simulate(
                 tables.append(table)
                 plans.append(plan)
             progress(1)
+    if setting.lookahead > 1:
+        seen = _with_window(seen, tables, setting, progress)
     bound, mean_bytes = float(np.mean(bounds)), nbytes / setting.steps
     return Simulation(
         figures={name: _figures(name, steps, bound, mean_bytes) for name, steps in seen.items()},
@@ -181,6 +186,33 @@ def simulate(
     )
 
 
+def _with_window(
+    seen: dict[str, list[tuple[StepStats, int, float]]],
+    tables: list[SampleTable],
+    setting: Setting,
+    progress: Callable[[int], object],
+) -> dict[str, list[tuple[StepStats, int, float]]]:
+    """Add the steps that a window chooses, behind the first method, whose planner plans them."""
+    default = SchedulerConfig(max_tokens=1, samples_per_step=1)
+    rolled = roll(
+        tables,
+        num_ranks=setting.num_ranks,
+        config=setting.config,
+        capacity=setting.config.capacity(1),
+        bounds=WindowBounds(
+            lookahead=setting.lookahead, tokens=default.step_tokens_tolerance, samples=default.step_samples_tolerance
+        ),
+    )
+    steps = []
+    for number, (table, _) in enumerate(rolled):
+        plan = METHODS[OURS](table, num_ranks=setting.num_ranks, config=setting.config, towers=setting.towers)
+        stats = step_stats(table, plan, config=setting.config, step=number)
+        steps.append((stats, plan.value, int(table.cost.sum()) / (setting.num_ranks * plan.value)))
+        progress(1)
+    first, *others = seen.items()
+    return dict([first, (f"{OURS}, {setting.lookahead} steps in view", steps), *others])
+
+
 def advice_on(simulation: Simulation, setting: Setting, cp_size: int = 1) -> list[Advice]:
     """Return the settings that would gain on the simulated steps, the best first, as for the steps of a run."""
     planner = msgspec.structs.asdict(setting.config) | {"max_tokens": setting.config.max_tokens // cp_size}
@@ -188,7 +220,7 @@ def advice_on(simulation: Simulation, setting: Setting, cp_size: int = 1) -> lis
         tables=simulation.tables,
         plans=simulation.plans,
         stats=simulation.stats,
-        config=SchedulerConfig(**planner, samples_per_step=setting.samples_per_step),
+        config=SchedulerConfig(**planner, samples_per_step=setting.samples_per_step, lookahead=setting.lookahead),
         num_ranks=setting.num_ranks,
         cp_size=cp_size,
         towers=setting.towers,

@@ -32,6 +32,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         padded_batch_tokens: tokens that padded batches of the same memory would occupy.
         imbalance_home: largest over mean load of the ranks, every sample staying where it was read.
         imbalance: the same with evenpack.
+        efficiency: cost of the samples over what all ranks could do in the step's time: 1 where no rank waits.
         loads_home: load of each rank, every sample staying where it was read.
         loads: load of each rank with evenpack.
         num_microbatches: packs per rank.
@@ -48,6 +49,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     padded_batch_tokens: int
     imbalance_home: float
     imbalance: float
+    efficiency: float
     loads_home: list[int]
     loads: list[int]
     num_microbatches: int
@@ -101,7 +103,7 @@ class Progress:
         totals = Totals.of(self.records)
         return (
             f"loss {record.loss:.2f} | {totals.tokens / (self._last - self._started):,.0f} tok/s"
-            f" | imbalance {record.imbalance_home:.2f} -> {record.imbalance:.2f}"
+            f" | imbalance {record.imbalance_home:.2f} -> {record.imbalance:.2f} | efficiency {record.efficiency:.0%}"
             f" | padding saved {totals.padding_batches - totals.padding_packs:.0%}"
             f" | moved {totals.moved_bytes / 1e6:.1f} MB"
         )
@@ -115,6 +117,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         seconds: time of all steps.
         imbalance_home: mean over steps, without evenpack.
         imbalance: mean over steps, with evenpack.
+        efficiency: mean over steps.
         padding_batches: share of padding in padded batches.
         padding_packs: share of padding in packs.
         moved_bytes: bytes that crossed ranks.
@@ -125,6 +128,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     imbalance_home: float
     imbalance: float
+    efficiency: float
     padding_batches: float
     padding_packs: float
     moved_bytes: int
@@ -139,6 +143,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
             seconds=sum(r.seconds for r in records),
             imbalance_home=sum(r.imbalance_home for r in records) / len(records),
             imbalance=sum(r.imbalance for r in records) / len(records),
+            efficiency=sum(r.efficiency for r in records) / len(records),
             padding_batches=1 - tokens / sum(r.padded_batch_tokens for r in records),
             padding_packs=1 - tokens / sum(r.padded_tokens for r in records),
             moved_bytes=sum(r.moved_bytes for r in records),
@@ -179,6 +184,7 @@ def _record(step: PackedStep, loss: float, seconds: float, max_tokens: int) -> S
         padded_batch_tokens=sum(padded_batch_tokens(one, max_tokens) for one in lengths),
         imbalance_home=stats.imbalance_home,
         imbalance=stats.imbalance,
+        efficiency=stats.efficiency,
         loads_home=loads_home.tolist(),
         loads=plan.cost.sum(axis=(1, 2)).tolist(),
         num_microbatches=stats.num_microbatches,

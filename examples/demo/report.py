@@ -37,6 +37,7 @@ def summary(totals: Totals, exactness: Exactness, accuracy: float) -> str:
     lines = [
         ("digits", f"{accuracy:.0%} of held-out digits right; chance is {CHANCE:.0%}"),
         ("imbalance", f"{totals.imbalance_home:.3f} without, {totals.imbalance:.3f} with evenpack: largest over mean load"),
+        ("efficiency", f"{totals.efficiency:.1%} of the ranks' time is work, as planned; the rest is waiting and dummies"),
         ("padding", f"{totals.padding_batches:.1%} in padded batches of the same memory, {totals.padding_packs:.1%} in packs"),
         (
             "bytes moved",

@@ -84,6 +84,16 @@ def test_other_methods_are_measured_on_the_same_steps(lengths_file, capsys):
     assert names == list(METHODS) and len(names) == 5
 
 
+def test_a_window_of_steps_is_one_more_method_on_the_same_samples(capsys):
+    arguments = ["workload:sft", "--ranks", 32, "--sync", "microbatch", "--steps", 12, "--no-advice"]
+    alone, window = (plan_json(capsys, *arguments, *more)["methods"] for more in ((), ("--lookahead", 4)))
+    assert [entry["name"] for entry in window][:2] == ["evenpack", "evenpack, 4 steps in view"]
+    assert [window[0], *window[2:]] == alone
+    assert window[1]["step_cost"] < 0.9 * window[0]["step_cost"] and window[1]["efficiency"] > window[0]["efficiency"]
+    assert run(["plan", *map(str, arguments), "--lookahead", "129"]) == 1
+    assert "--lookahead must be at most 128, got 129" in capsys.readouterr().err
+
+
 def test_the_same_seed_gives_the_same_answer(lengths_file, capsys):
     arguments = [lengths_file, "--ranks", 4, "--samples-per-step", 8, "--max-tokens", 1024, "--steps", 3]
     first, second = plan_json(capsys, *arguments), plan_json(capsys, *arguments)

@@ -26,6 +26,7 @@ def record(step: int, num_ranks: int = 2, **changes: object) -> StepRecord:
         "padded_batch_tokens": 1500,
         "imbalance_home": 1.5,
         "imbalance": 1.0,
+        "efficiency": 0.9,
         "loads_home": [100 + 10 * (num_ranks - 1), *[90] * (num_ranks - 1)],
         "loads": loads,
         "num_microbatches": 2,

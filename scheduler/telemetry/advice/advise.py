@@ -111,7 +111,8 @@ def _heavy_samples(steps: Steps, now: float) -> Advice | None:
             bound += 1
             most = max(most, float(share.max()))
             longest = max(longest, int(table.tokens[np.argmax(share)]))
-    if not bound:
+    wait = Summary.of(steps.stats).lost_to_window
+    if not bound and wait < config.tolerance:
         return None
     gains = []
     if (
@@ -131,6 +132,8 @@ def _heavy_samples(steps: Steps, now: float) -> Advice | None:
     text = (
         f"{bound} of {len(steps.tables)} steps are bound by one sample, of up to {longest} tokens and {most:.2f} times a "
         f"rank's mean load: {'; '.join(named)}"
+        if bound
+        else f"ranks wait {wait:.0%} of the step for heavy samples, which no plan of single steps gains: {'; '.join(named)}"
     )
     return Advice(kind="heavy samples", text=text, gain=max(gain for gain, _ in gains))
 

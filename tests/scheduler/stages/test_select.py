@@ -6,8 +6,6 @@ from evenpack.scheduler.testing import run_ranks
 
 from ..helpers import flat, names_of, open_scheduler, text_sample
 
-pytestmark = pytest.mark.filterwarnings("ignore:step [0-9]+ holds .* times the mean:RuntimeWarning")
-
 
 def with_heavy(heavy, count=40, length=10):
     """Return a function from a rank to samples, of which those named by (rank, index) are 900 tokens long."""
