@@ -19,6 +19,7 @@ from megatron.energon import Cooker, SkipSample, TaskEncoder, stateless
 from megatron.energon.errors import FatalSampleError
 
 from ..collate import PackedBatch, SampleEncoder
+from ..collate.encoding.encoder import SampleList
 from ..core import SampleError
 
 #: Endings of parts that hold an image, and of parts that hold a video.
@@ -35,15 +36,18 @@ class EncodedSample(dict[str, Any]):
     Args:
         fields: what `SampleEncoder.encode` returned.
         source: the Energon sample it was made from.
+        num_dropped: samples that a policy of the encoder dropped before this one, in the same worker; the scheduler adds
+            them up.
     """
 
-    def __init__(self, fields: Mapping[str, Any], source: Any) -> None:
+    def __init__(self, fields: Mapping[str, Any], source: Any, num_dropped: int = 0) -> None:
         super().__init__(fields)
+        self.num_dropped = num_dropped
         for name in _OWN:
             setattr(self, name, own(source, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (dict(self), {name: getattr(self, name) for name in _OWN})
+        return _rebuilt, (dict(self), {name: getattr(self, name) for name in _OWN}, self.num_dropped)
 
 
 class EnergonTaskEncoder(TaskEncoder):  # type: ignore[misc]
@@ -79,6 +83,7 @@ class EnergonTaskEncoder(TaskEncoder):  # type: ignore[misc]
         self.encoder = encoder
         self._read = example_of if read is None else read
         self._pack = pack
+        self._dropped = 0  # since the last sample that was encoded
         self.cookers = [Cooker(_keep)]
 
     @stateless  # type: ignore[untyped-decorator]
@@ -94,13 +99,19 @@ class EnergonTaskEncoder(TaskEncoder):  # type: ignore[misc]
         except SampleError as error:
             raise FatalSampleError(f"sample {own(sample, '__key__')!r}: {error}") from error
         if fields is None:
+            self._dropped += 1
             raise SkipSample
-        return EncodedSample(fields, sample)
+        dropped, self._dropped = self._dropped, 0
+        return EncodedSample(fields, sample, dropped)
 
     @stateless  # type: ignore[untyped-decorator]
-    def batch(self, samples: Sequence[EncodedSample]) -> list[EncodedSample] | PackedBatch:
+    def batch(self, samples: Sequence[EncodedSample]) -> SampleList | PackedBatch:
         """Return the samples of a batch as a list, or as one pack."""
-        return list(samples) if self._pack is None else self.encoder.collate(samples, **self._pack)
+        if self._pack is not None:
+            return self.encoder.collate(samples, **self._pack)
+        found = SampleList(samples)
+        found.num_dropped = sum(sample.num_dropped for sample in samples)
+        return found
 
 
 @stateless  # type: ignore[untyped-decorator]
@@ -168,6 +179,6 @@ def own(sample: Any, name: str) -> Any:
     return sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
 
 
-def _rebuilt(fields: dict[str, Any], names: dict[str, Any]) -> EncodedSample:
+def _rebuilt(fields: dict[str, Any], names: dict[str, Any], num_dropped: int) -> EncodedSample:
     """Return a sample that another process sent."""
-    return EncodedSample(fields, names)
+    return EncodedSample(fields, names, num_dropped)

@@ -160,8 +160,8 @@ class SampleEncoder:
         """Encode one example for `Dataset.map`, which writes a table: every declared field is there, None where absent.
 
         A table takes its columns from the first row, so a field that only later rows have would be lost. The row of an
-        example that a policy drops has None in every field, for `Dataset.filter`. Streaming datasets and loaders write no
-        table, keep tensors as they are, and take `encode` or `encode_list`.
+        example that a policy drops has None in every field, for `Dataset.filter`, of a stream too. Streaming datasets and
+        loaders write no table, keep tensors as they are, and take `encode` (where no policy drops) or `encode_list`.
         """
         sample = self.encode(example) or {}
         return {field.name: sample.get(field.name) for field in self.adapter.fields}

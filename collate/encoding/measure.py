@@ -16,7 +16,7 @@ from ...models.adapter import ModelAdapter
 from .conversation import Conversation
 from .errors import UnreadableMediaError, naming_example
 from .escaper import Shield
-from .media import image_size, open_image, open_video
+from .media import check_range, image_size, open_image, open_video
 from .process import TextProcessor, check_modalities
 from .rendered import Written
 from .settings import EncoderConfig
@@ -142,8 +142,9 @@ class Measure:
                 raise UnreadableMediaError(f"{where}: the processor has no image_processor")
             config = self._encoder.config
             self._rule = image_rule(image_processor, config.min_pixels, config.max_pixels)
+        size = self._size(item, where)
         try:
-            return grid_of(*self._size(item, where), self._rule)
+            return grid_of(*size, self._rule)
         except ValueError as error:
             raise UnreadableMediaError(f"{where}: {error}") from error
 
@@ -151,6 +152,7 @@ class Measure:
         """Return (height, width) of an image, from its header where it is a file."""
         image = open_image(item, where, self._folder)
         try:
+            check_range(image, where)
             return image_size(image)
         finally:
             if image is not item and hasattr(image, "close"):

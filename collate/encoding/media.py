@@ -52,7 +52,7 @@ def item_of(item: Any, kind: str, where: str) -> Any:
         item = item.get("bytes") or item.get("path")
     if item is None:
         raise UnreadableMediaError(f"{where}: the {kind} is missing")
-    return item
+    return bytes(item) if isinstance(item, memoryview) else item
 
 
 def source_of(item: Any, folder: Path | None) -> Any:
@@ -93,16 +93,21 @@ def decoded(image: Any, where: str) -> Any:
         image = ImageOps.exif_transpose(image)
     except Exception as error:
         raise UnreadableMediaError(f"{where}: cannot decode the image: {error}") from error
-    if image.mode in _NO_RANGE:
-        raise UnreadableMediaError(
-            f"{where}: the image has mode {image.mode!r}, whose range is not known: convert it to 8 or 16 bits first"
-        )
+    check_range(image, where)
     if image.mode in _SIXTEEN_BITS:
         pixels = np.asarray(image).astype(np.uint32)
         image = Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # from a palette with transparency, Pillow goes to RGB with a warning
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def check_range(image: Any, where: str) -> None:
+    """Raise `UnreadableMediaError` for an opened image whose mode does not say which value is white (modes I and F)."""
+    if image.mode in _NO_RANGE:
+        raise UnreadableMediaError(
+            f"{where}: the image has mode {image.mode!r}, whose range is not known: convert it to 8 or 16 bits first"
+        )
 
 
 def _orientation(image: Any) -> int:
@@ -173,10 +178,7 @@ def open_video(item: Any, where: str, folder: Path | None = None, *, pixels: boo
     given: Mapping[str, Any] = {}
     if isinstance(item, Mapping) and item.get("frames") is not None:
         given, item = item, item["frames"]
-    elif isinstance(item, Mapping):
-        item = item_of(item, "video", where)
-    if item is None:
-        raise UnreadableMediaError(f"{where}: the video is missing")
+    item = item_of(item, "video", where)
     if given and not hasattr(item, "shape") and not isinstance(item, list | tuple):
         raise UnreadableMediaError(
             f"{where}: a file has a rate of its own: fps is that of frames given one by one; video_fps of the encoder samples"
@@ -192,7 +194,8 @@ def open_video(item: Any, where: str, folder: Path | None = None, *, pixels: boo
     metadata: dict[str, Any] = {"total_num_frames": len(frames), "frames_indices": list(range(len(frames)))}
     if rate is not None:
         metadata["fps"] = rate
-    metadata.update(given.get("metadata") or {})
+    fields = given.get("metadata") or {}
+    metadata.update({name: fields[name] for name in fields if fields[name] is not None})  # None: not known
     if given.get("fps") is not None:
         metadata["fps"] = given["fps"]
     fps = metadata.pop("fps", None)

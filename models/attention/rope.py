@@ -58,6 +58,12 @@ def check_rope(decoder: nn.Module, name: str, advice: str) -> None:
             raise UnsafeModelError(
                 f"{name} combines M-RoPE with rotary factors by length (rope_type 'longrope'), which are not known per sample"
             )
+        # Llama 4: layers without rotary positions scale their queries by the place in the row.
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            raise UnsafeModelError(
+                f"{name} scales its attention by the place in the row (attn_temperature_tuning), not in the sample. Set "
+                "attn_temperature_tuning to False in its config"
+            )
         if "longrope" in kinds and not isinstance(module, PerSegmentRope):
             raise UnsafeModelError(
                 f"{name} picks rotary factors by the longest segment of a row (rope_type 'longrope'). {advice}."

@@ -277,11 +277,9 @@ class Reader:
             self.waiting.pop()
 
     def _samples(self, item: Any) -> Sequence[Mapping[str, Any] | Sample]:
-        if isinstance(item, Mapping | Sample):
-            return [item]
-        if isinstance(item, list | tuple):
-            self._dropped += getattr(item, "num_dropped", 0)  # what the encoder's policies left out of the list
-            return item
+        if isinstance(item, Mapping | Sample | list | tuple):
+            self._dropped += getattr(item, "num_dropped", 0)  # what the encoder's policies left out
+            return [item] if isinstance(item, Mapping | Sample) else item
         raise FieldShapeError(
             f"the source yielded a {type(item).__name__} at sample {self._index}; it must yield samples (mappings) or "
             "lists of samples: a DataLoader needs an identity collate_fn or batch_size=None"

@@ -118,6 +118,8 @@ XLSTM = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_heads
         (lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(**SHAPE)), "does not hand.*StableLmDecoderLayer"),
         (lambda: transformers.NemotronForCausalLM(transformers.NemotronConfig(**SHAPE)), "does not hand.*NemotronDecoderLayer"),
         (lambda: transformers.DogeForCausalLM(transformers.DogeConfig(**SHAPE)), "does not hand.*DogeAttention"),
+        (lambda: transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(
+            **SHAPE, no_rope_layers=[0] * SHAPE["num_hidden_layers"])), "by the place in the row"),
         (lambda: transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**SHAPE)), "no attention layer"),
     ],
 )  # fmt: skip

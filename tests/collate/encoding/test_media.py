@@ -3,12 +3,14 @@
 import io
 import json
 import random
+import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
+from transformers.video_utils import VideoMetadata
 
 from evenpack.collate import EncoderConfig, SampleEncoder, load_processor
 from evenpack.collate.encoding import UnreadableMediaError
@@ -48,13 +50,20 @@ def turned(kind, orientation=6, height=56, width=112):
 def test_orientation_is_one_rule_for_every_holder_and_for_sizes(kind, orientation, tmp_path):
     encoder, data = tiny.encoder(), turned(kind, orientation)
     (tmp_path / "a b").write_bytes(data)
-    holders = [data, tmp_path / "a b", {"bytes": data, "path": "a b"}, Image.open(io.BytesIO(data)), f"file://{tmp_path}/a%20b"]
+    holders = [
+        data,
+        memoryview(data),
+        tmp_path / "a b",
+        {"bytes": data, "path": "a b"},
+        Image.open(io.BytesIO(data)),
+        f"file://{tmp_path}/a%20b",
+    ]
     wanted = [1, 8, 4] if orientation in (6, 8) else [1, 4, 8]
     samples = [encoder.encode(asks(IMAGE, images=[one])) for one in holders]
     assert [sample["image_grid_thw"].tolist() for sample in samples] == [[wanted]] * len(holders)
     for sample in samples[1:]:
         assert torch.equal(sample["pixel_values"], samples[0]["pixel_values"])
-    holders[3] = Image.open(io.BytesIO(data))  # the other one has its pixels by now
+    holders[4] = Image.open(io.BytesIO(data))  # the other one has its pixels by now
     measured = encoder.measure([asks(IMAGE, images=[one]) for one in holders])
     assert [one.grids for one in measured] == [(tuple(wanted),)] * len(holders)
 
@@ -107,8 +116,10 @@ def test_sixteen_bits_are_scaled(kind):
     ],
 )
 def test_pixels_without_a_known_range_are_refused(item, message):
-    with pytest.raises(UnreadableMediaError, match=f"example 0, image 0: .*{message}"):
+    with pytest.raises(UnreadableMediaError, match=f"^example 0, image 0: .*{message}"):
         tiny.encoder().encode(asks(IMAGE, images=[item]))
+    (measured,) = tiny.encoder().measure([asks(IMAGE, images=[item])])
+    assert re.match(f"example 0, image 0: [^0]*{message}", str(measured)), measured
 
 
 def test_other_modes_are_converted():
@@ -264,6 +275,7 @@ def test_positions_of_a_video_follow_its_rate(clip):
         {"frames": frames, "fps": np.float32(8)},
         {"frames": [Image.fromarray(frame) for frame in frames], "fps": 8},
         {"frames": frames, "metadata": {"fps": 24.0, "total_num_frames": 48, "frames_indices": list(range(0, 48, 3))}},
+        {"frames": frames, "metadata": VideoMetadata(total_num_frames=16, fps=8.0)},
     ]
     for item in items:
         sample = encoder.encode(asks(VIDEO, videos=[item]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenpack.scheduler import SchedulerConfig
+from evenpack.scheduler import PackingScheduler, SchedulerConfig
 from evenpack.scheduler.sources import as_source
 
 from . import tiny
@@ -120,6 +120,28 @@ def test_energon_passes_over_what_a_policy_drops(folder, expected):
     kept = {name: one for name, one in expected.items() if len(one["input_ids"]) <= 100}
     compare(list(energon_loader(folder, encoder)), kept)
     assert 0 < len(kept) < COUNT and encoder.counts["oversize_dropped"] == COUNT - len(kept)
+
+
+def test_a_stream_is_filtered_where_a_policy_drops(examples, expected):
+    encoder = tiny.encoder(max_length=100, on_oversize="drop")
+    stream = datasets.IterableDataset.from_generator(lambda: iter(examples))
+    names = ["messages", "images", "tools"]
+    rows = stream.map(encoder.encode_row, remove_columns=names).filter(lambda row: row["input_ids"] is not None)
+    kept = [name for name, one in expected.items() if len(one["input_ids"]) <= 100]
+    assert [row["sample_id"] for row in rows] == kept and encoder.counts["oversize_dropped"] == COUNT - len(kept)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 7}, {"num_workers": 2}, {"num_workers": 1, "batch_size": 7}])
+def test_the_scheduler_counts_what_energon_passed_over(folder, expected, settings):
+    """Up to the last sample that each worker encoded, however many processes count."""
+    kept = sum(len(one["input_ids"]) <= 100 for one in expected.values())
+    encoder = tiny.encoder(max_length=100, on_oversize="drop")
+    loader = energon_loader(folder, encoder, **settings)
+    config = SchedulerConfig(max_tokens=256, samples_per_step=8)
+    with PackingScheduler(loader, config=config, adapter=encoder.adapter) as scheduler:
+        num_samples = sum(step.num_samples for step in scheduler)
+        dropped = scheduler.num_dropped
+    assert kept - 8 < num_samples <= kept and COUNT - kept - 10 < dropped <= COUNT - num_samples
 
 
 def test_energon_packs_a_batch(folder, encoder, expected):
