@@ -1,5 +1,6 @@
 """What looks wrong in the data though it is no error: each is said once, as a warning."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ NUM_STEPS, NUM_SAMPLES = 3, 3
 MIN_TARGETS = 4
 #: Breach of a window's bound that is said: less is due to single samples.
 _BREACH = 0.05
+#: Share of a machine's memory that samples of later steps may take without a word.
+_MUCH = 0.25
 
 
 class DataChecks:
@@ -36,6 +39,7 @@ class DataChecks:
         self._num_ranks = num_ranks
         self._config = config
         self._looks_for_breach = True
+        self._looks_at_memory = config.lookahead > 1
         self._steps_left: int | None = NUM_STEPS
         self._shifted_left: int | None = NUM_SAMPLES
         self._looks_for_repeats = True
@@ -54,6 +58,7 @@ class DataChecks:
             self._shifted(mine),
             *self._repeats(number, mine, gathered),
             self._breach(number, chosen),
+            self._memory(chosen),
         ]
         return [text for text in found if text is not None]
 
@@ -82,6 +87,23 @@ class DataChecks:
                     f"them less weight, lookahead=1 keeps the order; stats.{name}_over_mean has the figure of every step"
                 )
         return None
+
+    def _memory(self, chosen: StepSamples) -> str | None:
+        """Samples of the steps in view that take much of a machine's memory."""
+        carried = chosen.view.carried
+        if not self._looks_at_memory or carried is None:
+            return None
+        self._looks_at_memory = False
+        held = int(np.bincount(carried.home, carried.records["nbytes"], minlength=self._num_ranks).max())
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if held * local_ranks <= memory * _MUCH:
+            return None
+        return (
+            f"samples that wait for a later step take {held / 2**30:.1f} GiB on a rank, {held * local_ranks / 2**30:.1f} GiB on "
+            f"a machine of {memory / 2**30:.1f} GiB: a smaller lookahead (it is {self._config.lookahead}) takes less, and so do "
+            "pixel_dtype='bfloat16' and samples that are decoded when their pack is built"
+        )
 
     def _targets(self, gathered: Gathered) -> str | None:
         if self._steps_left is None:

@@ -30,6 +30,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--sequence-parallel", action="store_true", help="activations are cut along the sequence")
     parser.add_argument("--fp8", choices=("tensorwise", "mxfp8", "blockwise", "nvfp4"), help="FP8 recipe")
     parser.add_argument("--max-tokens", type=int, help="most tokens of a pack per GPU, to check against the alignment")
+    parser.add_argument("--lookahead", type=int, default=1, metavar="STEPS", help="steps in view, as in the scheduler")
+    parser.add_argument(
+        "--step-megabytes", type=float, metavar="MB", help="samples that a rank brings to a step, to see what a window holds"
+    )
     parser.add_argument("--transport", choices=("auto", "host", "device"), default="auto", help="as in the scheduler")
     parser.add_argument("--megabytes", type=float, default=16.0, metavar="MB", help="sent by each rank (default: 16)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a collective may take (default: 60)")
@@ -46,11 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     from .examine import examine
     from .finding import as_dict, as_text
 
-    for name in ("cp_size", "tp_size", "max_tokens"):
+    for name in ("cp_size", "tp_size", "max_tokens", "lookahead"):
         if getattr(arguments, name) is not None:
             check_int(name, getattr(arguments, name), 1)
     check_real("megabytes", arguments.megabytes, 0.01, 4096.0)
     check_real("timeout", arguments.timeout, 1.0, 1e5)
+    if arguments.step_megabytes is not None:
+        check_real("step_megabytes", arguments.step_megabytes, 0.0, 1e6)
     if arguments.model is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("--model loads the whole model into one process: start `evenpack doctor --model` without torchrun")
     examined = examine(arguments)

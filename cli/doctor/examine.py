@@ -84,12 +84,21 @@ def _look_alone(arguments: argparse.Namespace) -> list[Finding]:
         ),
         lambda: local.check_cache(local.cache_folder()),
         # One rank speaks for its machine.
-        lambda: local.check_memory(*local.free_memory(), local_ranks) if os.environ.get("LOCAL_RANK", "0") == "0" else None,
+        lambda: (
+            local.check_memory(*local.free_memory(), local_ranks, held=_held(arguments))
+            if os.environ.get("LOCAL_RANK", "0") == "0"
+            else None
+        ),
         local.check_pinned,
         lambda: local.check_interface(nodes),
         lambda: None if arguments.model is None else check_model(arguments.model),
     )
     return [finding for check in checks if (finding := check()) is not None]
+
+
+def _held(arguments: argparse.Namespace) -> int:
+    """Return the bytes of samples that a rank holds: of the steps in view, and of the one that is prepared ahead."""
+    return int((arguments.lookahead + 1) * (arguments.step_megabytes or 0) * 1e6)
 
 
 def _look_together(channel: Channel, arguments: argparse.Namespace) -> list[Finding]:

@@ -117,19 +117,25 @@ def _can_write(folder: Path) -> bool:
         return False
 
 
-def check_memory(available: int | None, shared: int | None, local_ranks: int) -> Finding:
-    """See that buffers of the exchange find room.
+def check_memory(available: int | None, shared: int | None, local_ranks: int, *, held: int = 0) -> Finding:
+    """See that buffers of the exchange find room, and the samples of the steps in view.
 
     Args:
         available: free host memory in bytes, None where it is not known.
         shared: free shared memory in bytes.
         local_ranks: ranks that share this machine.
+        held: bytes of samples that a rank holds, 0 where it is not known.
     """
     if available is None:
         return Finding(name="memory", level="note", text="free host memory is not known on this system")
     each = available // local_ranks
     text = f"{_gib(available)} of host memory are free, {_gib(each)} a rank"
-    figures = {"available": available, "shared": shared, "local_ranks": local_ranks}
+    figures = {"available": available, "shared": shared, "local_ranks": local_ranks, "held": held}
+    if held:
+        text += f"; samples in view take {_gib(held)} of it"
+        if held + _LEAST_MEMORY > each:
+            fix = "a smaller lookahead, pixel_dtype='bfloat16', or samples that are decoded when their pack is built"
+            return Finding(name="memory", level="wrong", text=text, fix=fix, figures=figures)
     if each < _LEAST_MEMORY:
         fix = "less in the loader (num_workers, prefetch_factor) or fewer ranks a machine: a step's moved samples are buffered"
         return Finding(name="memory", level="wrong", text=text, fix=fix, figures=figures)

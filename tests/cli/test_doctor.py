@@ -142,6 +142,13 @@ def test_memory(free, shared, ranks, level, text):
     assert found.level == level and text in found.text
 
 
+def test_samples_in_view_need_room():
+    found = local.check_memory(64 * GIB, None, 8, held=2 * GIB)
+    assert found.level == "ok" and "samples in view take 2.0 GiB of it" in found.text
+    found = local.check_memory(64 * GIB, None, 8, held=8 * GIB)
+    assert found.level == "wrong" and "a smaller lookahead" in found.fix
+
+
 def test_free_memory_is_that_of_this_machine():
     available, shared = local.free_memory()
     assert 1 << 20 < available < 1 << 46 and 0 < shared < 1 << 46

@@ -44,11 +44,11 @@ def everyone(num_ranks):
 
 
 @pytest.mark.parametrize("groups", ["split", "together", "prompt", "prefix"])
-@pytest.mark.parametrize("sync", ["step", "microbatch"])
-def test_every_member_once(groups, sync):
+@pytest.mark.parametrize(("sync", "lookahead"), [("step", 1), ("microbatch", 1), ("microbatch", 3)])
+def test_every_member_once(groups, sync, lookahead):
     def fn(rank, num_ranks):
         steps = []
-        with open_scheduler(source(rank), groups=groups, sync=sync, samples_per_step=4) as scheduler:
+        with open_scheduler(source(rank), groups=groups, sync=sync, samples_per_step=4, lookahead=lookahead) as scheduler:
             for step in scheduler:
                 for batch in step:
                     of_group = {}

@@ -144,7 +144,7 @@ class Sharded:
 
 @pytest.mark.parametrize("stop", [0, 1, 5])
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 3)])
-@pytest.mark.parametrize("settings", [{}, {"tokens_per_step": 500}])
+@pytest.mark.parametrize("settings", [{}, {"tokens_per_step": 500}, {"lookahead": 4}])
 def test_resume_on_another_number_of_ranks(before, after, stop, settings):
     everyone = random_source(0, 90)
 

@@ -99,6 +99,14 @@ def test_a_step_above_the_bounds_is_told_once():
     assert len(told) == 1 and "a sample of 900 tokens costs more than a rank's share of a step" in told[0]
 
 
+def test_samples_in_view_that_fill_the_memory_are_told_of(monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 2)
+    with pytest.warns(
+        RuntimeWarning, match=r"samples that wait for a later step take 0\.0 GiB on a rank, .*a smaller lookahead \(it is 3\)"
+    ):
+        run_ranks(over_mean, 2)
+
+
 def over_mean(rank, num_ranks):
     """Return what every step holds over the mean."""
     with open_scheduler(with_heavy({(0, 1), (0, 30)}, count=60)(rank), lookahead=3, max_tokens=1024) as scheduler:
