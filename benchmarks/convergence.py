@@ -71,7 +71,7 @@ class Task:
 
         torch.manual_seed(self.seed)
         config = Qwen2Config(
-            vocab_size=len(self.tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=3, num_attention_heads=4,
+            vocab_size=len(self.tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=MAX_TOKENS, tie_word_embeddings=True,
         )  # fmt: skip
         self.model = prepare_model(Qwen2ForCausalLM(config)).train()

@@ -100,8 +100,8 @@ class DataChecks:
         if held * local_ranks <= memory * _MUCH:
             return None
         return (
-            f"samples that wait for a later step take {held / 2**30:.1f} GiB on a rank, {held * local_ranks / 2**30:.1f} GiB on "
-            f"a machine of {memory / 2**30:.1f} GiB: a smaller lookahead (it is {self._config.lookahead}) takes less, and so do "
+            f"samples that wait for a later step take {held / 2**30:.1f} GiB on a rank, {held * local_ranks / 2**30:.1f} GiB "
+            f"on a machine of {memory / 2**30:.1f} GiB: a smaller lookahead (it is {self._config.lookahead}) takes less, so do "
             "pixel_dtype='bfloat16' and samples that are decoded when their pack is built"
         )
 
