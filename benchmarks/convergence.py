@@ -6,7 +6,7 @@
 
 Two tasks: the demo's tiny Qwen2.5-VL on digits, photos and documents (held-out digits read), and a small decoder on
 documentation of Python packages (loss on held-out documents). A step's gradient depends on which samples it holds, not on where
-they run: so eight ranks of four samples are chosen as the scheduler chooses them, and trained here in one process. Each run is
+they run: so steps of eight ranks are chosen as the scheduler chooses them, and trained here in one process. Each run is
 appended to a file of JSON lines, and those that are in it are not run again.
 """
 
@@ -32,7 +32,9 @@ from evenpack.scheduler.plan.window import WindowBounds, roll
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-NUM_RANKS, PER_RANK, MAX_TOKENS = 8, 4, 2048
+NUM_RANKS, MAX_TOKENS = 8, 2048
+#: Samples of a rank in a step, and optimizer steps.
+PER_RANK, STEPS = {"digits": 4, "documents": 2}, {"digits": 120, "documents": 80}
 LOOKAHEADS = (1, 4, 8)
 LEARNING_RATE, WARMUP_STEPS = 1.5e-3, 10
 #: Documents of which the model never sees a token, one in so many.
@@ -48,7 +50,7 @@ class Task:
 
         self.name, self.seed = name, seed
         self.tokenizer = shared_tokenizer(folder / "tokenizer", 0, lambda: None)
-        count = steps * PER_RANK
+        count = steps * PER_RANK[name]
         if name == "digits":
             self._digits(count)
         else:
@@ -122,10 +124,11 @@ def packs(samples: Sequence[Sample], adapter: ModelAdapter) -> Iterator[Any]:
 
 def steps_of(task: Task, steps: int, lookahead: int) -> Iterator[list[Sample]]:
     """Yield the samples of every step, as the scheduler chooses them on `NUM_RANKS` ranks."""
-    numbered = [[task.samples[rank][i] for rank in range(NUM_RANKS) for i in range(at * PER_RANK, (at + 1) * PER_RANK)]
+    per_rank = PER_RANK[task.name]
+    numbered = [[task.samples[rank][i] for rank in range(NUM_RANKS) for i in range(at * per_rank, (at + 1) * per_rank)]
                 for at in range(steps)]  # fmt: skip
     every = [sample for step in numbered for sample in step]
-    home = np.repeat(np.arange(NUM_RANKS), PER_RANK)
+    home = np.repeat(np.arange(NUM_RANKS), per_rank)
     tables = []
     for number, step in enumerate(numbered):
         lengths = np.array([sample.num_tokens for sample in step])
@@ -208,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="task", help="tasks to run")
     parser.add_argument("--seeds", type=int, default=5, help="default: 5")
-    parser.add_argument("--steps", type=int, default=120, help="default: 120")
+    parser.add_argument("--steps", type=int, help="default: 120 for digits, 80 for documents")
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"), help="default: runs/convergence")
     parser.add_argument("--plot", type=Path, help="write the loss curves as a picture")
     options = parser.parse_args()
@@ -219,10 +222,11 @@ def main() -> None:
     for seed in range(options.seeds):
         for name in options.tasks:
             for lookahead in LOOKAHEADS:
-                key = {"task": name, "seed": seed, "steps": options.steps, "lookahead": lookahead}
+                steps = options.steps or STEPS[name]
+                key = {"task": name, "seed": seed, "steps": steps, "lookahead": lookahead}
                 if any(key.items() <= run.items() for run in done):
                     continue
-                done.append(train(Task(name, seed, options.steps, options.out), options.steps, lookahead))
+                done.append(train(Task(name, seed, steps, options.out), steps, lookahead))
                 with log.open("a") as file:
                     file.write(json.dumps(done[-1]) + "\n")
                 print(key, round(done[-1]["measure"], 4), flush=True)

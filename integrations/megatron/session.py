@@ -124,6 +124,7 @@ class IteratorSession:
             raise ValueError("load the state before the first step of this data iterator")
         self._loaded = state["scheduler"]
         self.consumed_items, self.consumed_samples = state["consumed_items"], state["consumed_samples"]
+        self._source.stand_at(self.consumed_items)
 
     def close(self) -> None:
         """End the scheduler."""

@@ -46,8 +46,9 @@ class PulledSource:
             with self._lock:
                 if turn != self._turn:  # an earlier scheduler's worker, which read on while it was being closed
                     return
-                if self._position == self._first + len(self._log) and not self._pull():
-                    return
+                while self._position >= self._first + len(self._log):
+                    if not self._pull():
+                        return
                 item = self._log[self._position - self._first]
                 self._position += 1
                 self._release()
@@ -87,6 +88,15 @@ class PulledSource:
             self._log.popleft()
             self._first += 1
 
+    def stand_at(self, position: int) -> None:
+        """Take it that the iterator stands at an item: that of the first step that was not trained, where a trainer resumes.
+
+        Items from there on may have been read before, into a window of several steps; they are passed over.
+        """
+        with self._lock:
+            self._log.clear()
+            self._first = self._needless = position
+
     def state_dict(self) -> dict[str, int]:
         """Return the number of items read."""
         return {"items": self._position}
@@ -97,7 +107,7 @@ class PulledSource:
             self._turn += 1
             self._position = state["items"]
             self._needless = min(self._needless, self._position)
-            if not self._first <= self._position <= self._first + len(self._log):
+            if self._position < self._first:
                 self._log.clear()
                 self._first = self._position
 
