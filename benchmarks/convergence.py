@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 NUM_RANKS, MAX_TOKENS = 8, 2048
 #: Samples of a rank in a step, and optimizer steps.
-PER_RANK, STEPS = {"digits": 4, "documents": 2}, {"digits": 120, "documents": 80}
+PER_RANK, STEPS = {"digits": 4, "documents": 2}, {"digits": 120, "documents": 60}
 LOOKAHEADS = (1, 4, 8)
 LEARNING_RATE, WARMUP_STEPS = 1.5e-3, 10
 #: Documents of which the model never sees a token, one in so many.
@@ -78,7 +78,7 @@ class Task:
         )  # fmt: skip
         self.model = prepare_model(Qwen2ForCausalLM(config)).train()
         self.adapter = adapter_for("text")
-        texts = [document.text for document in load_documents(6000)]
+        texts = [document.text for document in load_documents(2400)]
         prepared = [self._prepared({"input_ids": ids, "labels": ids}) for ids in map(self._ids, texts)]
         self.held_out = prepared[::HELD_OUT]
         rest = [sample for index, sample in enumerate(prepared) if index % HELD_OUT]
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="task", help="tasks to run")
     parser.add_argument("--seeds", type=int, default=5, help="default: 5")
-    parser.add_argument("--steps", type=int, help="default: 120 for digits, 80 for documents")
+    parser.add_argument("--steps", type=int, help="default: 120 for digits, 60 for documents")
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"), help="default: runs/convergence")
     parser.add_argument("--plot", type=Path, help="write the loss curves as a picture")
     options = parser.parse_args()
