@@ -14,7 +14,7 @@ from ..models.adapter import ModelAdapter
 from ..models.setup import probe
 from ..models.setup.prepare import attention_lists, decoder_of
 from ..models.setup.unwrap import unwrap_model
-from .encoding.checks import media_strings
+from .encoding.checks import media_strings, placeholder
 from .encoding.escaper import Shield
 from .encoding.process import TextProcessor
 from .encoding.sample import as_tensor
@@ -116,9 +116,9 @@ def _compare_samples(model: nn.Module, adapter: ModelAdapter, processor: Any) ->
 
 def _made_by(processor: Any, adapter: ModelAdapter, inner: Any) -> list[_Probe]:
     """Return samples that a processor makes; those with images only for a family that has some."""
-    token = getattr(processor, "image_token", None)
+    token = placeholder(processor, "image")
     has_images = "image" in adapter.media_tokens
-    if has_images and (getattr(processor, "image_processor", None) is None or not isinstance(token, str)):
+    if has_images and (getattr(processor, "image_processor", None) is None or token is None):
         kind = type(processor).__name__
         raise ValueError(f"{kind} makes no images, and {adapter.name} has them: give the family's processor")
     tokenizer = getattr(processor, "tokenizer", processor)

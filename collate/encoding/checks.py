@@ -53,7 +53,8 @@ def check_media_tokens(processor: Any, adapter: ModelAdapter) -> None:
         return
     for modality, token in adapter.media_tokens.items():
         text = getattr(processor, f"{modality}_token", None)
-        if isinstance(text, str) and not adapter.shares_token:
+        # Gemma 3, Aya and others expand one token into others; each sample's anchors are checked against its rows there.
+        if isinstance(text, str) and not adapter.shares_token and modality not in adapter.anchors:
             written = tokenizer.convert_tokens_to_ids(text)
             if written != token:
                 raise ValueError(
@@ -64,8 +65,15 @@ def check_media_tokens(processor: Any, adapter: ModelAdapter) -> None:
 
 def media_strings(processor: Any) -> list[str]:
     """Return the placeholder strings that a processor expands."""
-    found = (getattr(processor, f"{modality}_token", None) for modality in ("image", "video", "audio"))
+    names = [f"{modality}_{kind}" for modality in ("image", "video", "audio") for kind in ("placeholder_token", "token")]
+    found = (getattr(processor, name, None) for name in names)
     return [text for text in found if isinstance(text, str)]
+
+
+def placeholder(processor: Any, modality: str) -> str | None:
+    """Return what a text has for one item of a modality before a processor expands it; None where a processor does not say."""
+    names = (f"{modality}_placeholder_token", f"{modality}_token")
+    return next((text for name in names if isinstance(text := getattr(processor, name, None), str)), None)
 
 
 def with_strategy(adapter: ModelAdapter) -> ModelAdapter:

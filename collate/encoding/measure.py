@@ -13,6 +13,7 @@ import numpy as np
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
+from .checks import placeholder
 from .conversation import Conversation
 from .errors import UnreadableMediaError, naming_example
 from .escaper import Shield
@@ -129,8 +130,8 @@ class Measure:
 
     def _grids(self, written: Written, where: str) -> tuple[Grid, ...]:
         images = written.conversation.media.get("image", [])
-        token = getattr(self._encoder.processor, "image_token", None)
-        if isinstance(token, str) and written.text.count(token) != len(images):
+        token = placeholder(self._encoder.processor, "image")
+        if token is not None and written.text.count(token) != len(images):
             placed = written.text.count(token)
             raise MediaMismatchError(f"{where}: {len(images)} images, but the text has {placed} placeholders for them")
         return tuple(self._grid(image, f"{where}, image {at}") for at, image in enumerate(images))

@@ -9,6 +9,7 @@ import numpy as np
 from ...core import TYPE_CODES, MediaMismatchError
 from ...models.adapter import ModelAdapter
 from ..masks.extents import Extents, token_extents
+from .checks import placeholder
 from .errors import NoMediaReaderError, UnreadableMediaError
 from .escaper import Shield
 from .settings import EncoderConfig
@@ -114,7 +115,11 @@ class TextProcessor:
         if spelled:
             return self._tokenized_again(text, replaced, fields, spelled, where)
         ids = np.asarray(out["input_ids"][0], np.int64)
-        extents = self._extents(out["offset_mapping"][0], replaced) if self._has_offsets else None
+        extents = None
+        grown = sum(len(one["replacement"]) - (one["span"][1] - one["span"][0]) for one in replaced)
+        # Where a processor writes more than its replacements say (Idefics 2, PaliGemma), characters are at other places.
+        if self._has_offsets and max((end for _, end in out["offset_mapping"][0]), default=0) <= len(text) + grown:
+            extents = self._extents(out["offset_mapping"][0], replaced)
         return Processed(
             ids=ids,
             types=self._types(ids, extents, replaced),
@@ -203,8 +208,8 @@ class TextProcessor:
 
     def _check_counts(self, text: str, media: Mapping[str, Sequence[Any]], where: str) -> None:
         for modality, items in media.items():
-            token = getattr(self._processor, f"{modality}_token", None)
-            placed = text.count(token) if isinstance(token, str) else len(items)
+            token = placeholder(self._processor, modality)
+            placed = text.count(token) if token is not None else len(items)
             if placed != len(items):
                 raise MediaMismatchError(f"{where}: {len(items)} {modality}s, but the text has {placed} placeholders for them")
 

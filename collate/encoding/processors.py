@@ -1,7 +1,9 @@
 """A saved processor, opened with or without torchvision."""
 
+import inspect
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +80,37 @@ def without_video(folder: Path, settings: dict[str, Any]) -> Any:
     if image_class is None or processor_class is None:
         by = f" with images by {name!r}" if name else ""
         raise ValueError(f"{folder}: transformers cannot open the processor {_class_named(settings)!r}{by}")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    parts = {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])}
-    light = type(processor_class.__name__, (processor_class,), parts)
     image_settings.pop("processor_class", None)
-    return light(image_class(**image_settings), tokenizer, chat_template=tokenizer.chat_template)
+    try:
+        return put_together(
+            processor_class,
+            image_class(**image_settings),
+            AutoTokenizer.from_pretrained(folder),
+            {**settings, **image_settings},
+        )
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"{folder}: {settings['processor_class']} cannot be opened here: {error}") from error
+
+
+def put_together(processor_class: Any, image_processor: Any, tokenizer: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a processor of images and text alone, though its class insists on further parts.
+
+    Args:
+        processor_class: a processor of transformers.
+        image_processor: its image processor.
+        tokenizer: its tokenizer; the chat template is the tokenizer's.
+        settings: further settings by name; those that the class does not take are left out.
+    """
+    name = processor_class.__name__
+
+    def check(self: Any, part: str, value: Any) -> Any:
+        return None if value is None else processor_class.check_argument_for_proper_class(self, part, value)
+
+    light = type(name, (processor_class,), {"check_argument_for_proper_class": check})
+    taken = inspect.signature(processor_class.__init__).parameters
+    parts = {"image_processor": image_processor, "tokenizer": tokenizer, "chat_template": tokenizer.chat_template}
+    absent = {part: None for part in processor_class.get_attributes() if part not in parts}
+    given = {key: value for key, value in settings.items() if key in taken and key not in (*parts, *absent)}
+    found = light(**given, **{key: value for key, value in {**absent, **parts}.items() if key in taken})
+    light.get_attributes = classmethod(lambda cls: ["image_processor", "tokenizer"])  # type: ignore[attr-defined]
+    return found

@@ -1,5 +1,6 @@
 """From token ids and grids to a sample's layout, refusing whatever does not agree."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -178,9 +179,28 @@ def _checked_spans(
 ) -> list[tuple[int, int]]:
     """Return the runs of a modality that explicit type ids name, if they are the items' runs."""
     have, want = [length for _, length in spans], _run_lengths(modality, items, adapter)
+    if have != want and adapter.rope == "1d":
+        spans = _cut(spans, want)
+        have = [length for _, length in spans]
     if have != want:
         raise MediaMismatchError(_disagreement(modality, have, want, where))
     return spans
+
+
+def _cut(spans: list[tuple[int, int]], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return runs cut at the ends of items that stand side by side, which ordinary positions need not tell apart.
+
+    Example:
+        >>> _cut([(0, 4), (9, 6)], [4, 2, 4])
+        [(0, 4), (9, 2), (11, 4)]
+    """
+    ends = set(np.cumsum(lengths).tolist())
+    found, done = [], 0
+    for start, length in spans:
+        cuts = [0, *(at - done for at in sorted(ends) if done < at < done + length), length]
+        found += [(start + begin, end - begin) for begin, end in itertools.pairwise(cuts)]
+        done += length
+    return found
 
 
 def _derived_spans(

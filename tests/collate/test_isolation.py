@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedTokenizerFast
 
 from benchmarks.families import tiny as families
+from benchmarks.families.processors import PROCESSORS, fitting_config
 from evenpack.collate import isolation, pack_samples, verify_isolation
 from evenpack.core import FieldSet, SampleError, UnsafeModelError
 from evenpack.models import ModelAdapter, adapter_for, prepare_model
@@ -17,54 +17,8 @@ from evenpack.models.attention import varlen
 
 from ..models import tiny as mrope
 from .encoding import tiny as qwen
-from .masks.chat_formats import tokenizer
 
-SIDE = {"height": 16, "width": 16}
-
-
-def words(**special: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of bytes with further control tokens, by the names that processors look them up."""
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer().backend_tokenizer, clean_up_tokenization_spaces=False, extra_special_tokens=special
-    )
-    found.bos_token, found.eos_token, found.pad_token = "<bos>", "<|im_end|>", "<|endoftext|>"
-    return found
-
-
-def light(cls: Any, *parts: Any, **settings: Any) -> Any:
-    """Return a processor without the video processor, for which transformers needs torchvision."""
-    named = {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
-    return type(cls.__name__, (cls,), named)(*parts, **settings)
-
-
-def idefics3() -> Any:
-    images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
-    return transformers.Idefics3Processor(images, words(), image_seq_len=4)
-
-
-def llava_next() -> Any:
-    images = transformers.LlavaNextImageProcessorPil(
-        size={"shortest_edge": 16}, crop_size=SIDE, image_grid_pinpoints=families.PINPOINTS
-    )
-    return transformers.LlavaNextProcessor(
-        images, words(image_token="<image>"), patch_size=4, vision_feature_select_strategy="default",
-        image_token="<image>", num_additional_image_tokens=1,
-    )  # fmt: skip
-
-
-def gemma3() -> Any:
-    images = transformers.Gemma3ImageProcessorPil(size=SIDE)
-    named = words(image_token="<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>")
-    return transformers.Gemma3Processor(images, named, image_seq_length=4)
-
-
-def paligemma() -> Any:
-    images = transformers.SiglipImageProcessorPil(size=SIDE)
-    images.image_seq_length = 16
-    return transformers.PaliGemmaProcessor(images, words(image_token="<image>"))
-
-
-PROCESSORS = {"idefics3": idefics3, "llava_next": llava_next, "gemma3": gemma3, "paligemma": paligemma}
+FAMILIES = ("qwen2_5_vl", "idefics3", "llava_next", "gemma3", "paligemma", "internvl", "ovis2")
 
 
 def built(family: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ModelAdapter, Any]:
@@ -79,12 +33,9 @@ def built(family: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ModelAd
         settings["vision_config"] = settings["vision_config"] | {"patch_size": 14, "window_size": 56}
         config = getattr(transformers, f"{name}Config")(**settings)
     else:
-        processor = PROCESSORS[family]()
-        name, settings = families.FAMILIES[family]
-        token = next(key for key in settings if key in ("image_token_id", "image_token_index"))
-        anchor = processor.tokenizer.convert_tokens_to_ids("<image_soft_token>" if family == "gemma3" else "<image>")
-        text = settings["text_config"] | {"vocab_size": len(processor.tokenizer)}
-        config = getattr(transformers, f"{name}Config")(**settings | {token: anchor, "text_config": text})
+        processor = PROCESSORS[family][0]()
+        config = fitting_config(family, processor)
+        name = families.FAMILIES[family][0]
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -93,7 +44,7 @@ def built(family: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ModelAd
     return prepare_model(model), adapter, processor
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", *PROCESSORS])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_samples_that_a_processor_makes_are_exact(family):
     model, adapter, processor = built(family)
     model.train()

@@ -1,0 +1,102 @@
+"""Real processors of families with ordinary positions: samples of `SampleEncoder` in a pack, against the stock model alone."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.families.compare import WithoutCasts, gradients, largest
+from benchmarks.families.processors import PROCESSORS, fitting_config, fitting_model
+from evenpack.collate import SampleEncoder, load_processor, pack_samples
+from evenpack.collate.encoding.sizes import counts_pixels
+from evenpack.models import adapter_for, prepare_model
+
+ANSWER = "It is 42."
+#: Sizes (height, width) of the images of each example.
+SIZES = [(), ((40, 60),), ((30, 70), (64, 33))]
+
+
+def encoder_of(processor, config):
+    """Return an encoder; images keep the processor's own limits."""
+    limits = {}
+    if counts_pixels(processor.image_processor):
+        size = dict(processor.image_processor.size)
+        limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    return SampleEncoder(processor, adapter_for(config), **limits)
+
+
+def example(rng, sizes, question="What is the answer?"):
+    """Return a turn with images before the question, and its answer."""
+    images = [Image.fromarray(rng.integers(1, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": ANSWER}], "images": images}
+
+
+def called(processor, model, asked, sample):
+    """Return what the stock model gets for an example alone: what its processor returns for the rendered text."""
+    tokenizer = processor.tokenizer
+    turns = [{"role": "user", "content": asked["messages"][0]["content"]}]
+    turns += [{"role": "assistant", "content": [{"type": "text", "text": ANSWER}]}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    taken = inspect.signature(model.forward).parameters
+    given = {"images": [asked["images"]]} if asked["images"] else {}
+    if "mm_token_type_ids" in taken:
+        given["return_mm_token_type_ids"] = True
+    out = processor(text=[text], return_tensors="pt", **given)
+    assert torch.equal(out["input_ids"][0], sample["input_ids"]), "ids are the processor's"
+    arguments = {name: double(value) for name, value in out.items() if name in taken and name != "labels"}
+    if "token_type_ids" in arguments and model.config.model_type == "paligemma":  # the prefix ends where the answer begins
+        first = int((sample["labels"] != -100).nonzero()[0])
+        arguments["token_type_ids"] = (torch.arange(len(sample["input_ids"])) >= first).long()[None]
+    return arguments
+
+
+def double(value):
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+@pytest.mark.parametrize("family", PROCESSORS)
+def test_samples_of_its_processor_are_exact(family):
+    processor = PROCESSORS[family][0]()
+    stock, prepared = fitting_model(family, processor), fitting_model(family, processor)
+    encoder = encoder_of(processor, stock.config)
+    rng = np.random.default_rng(0)
+    asked = [example(rng, sizes) for sizes in SIZES if sizes or family != "paligemma"]  # its processor takes no text alone
+    samples = [encoder.encode(one) for one in asked]
+    for sample in samples:
+        assert processor.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == f"{ANSWER}<|im_end|>"
+    adapter = encoder.adapter
+    pixels = {field.name for field in adapter.fields if adapter.is_pixels(field)}
+    ready = [{name: double(value) if name in pixels else value for name, value in sample.items()} for sample in samples]
+    batch = pack_samples(ready, adapter=adapter)
+    prepare_model(prepared, adapter)
+    with WithoutCasts():
+        logits = prepared(**batch.forward_kwargs(prepared)).logits[0]
+        starts = batch.cu_seqlens_q.tolist()
+        packed = [logits[start : start + len(s["input_ids"])] for start, s in zip(starts, samples, strict=False)]
+        alone = [
+            stock(**called(processor, stock, one, sample), use_cache=False).logits[0]
+            for one, sample in zip(asked, samples, strict=True)
+        ]
+        expected, actual = gradients(stock, alone), gradients(prepared, packed)
+    assert largest(packed, alone) <= 1e-12
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert largest(list(expected.values()), [actual[name] for name in expected]) <= 1e-10 * scale
+
+
+def test_the_number_of_families():
+    assert len(PROCESSORS) >= 20
+
+
+@pytest.mark.parametrize("family", ["llava", "idefics3", "smolvlm", "gemma3", "lighton_ocr"])
+def test_a_saved_processor_is_opened_with_its_settings(family, tmp_path):
+    """Also without torchvision: what a row has in tokens is a setting of the processor, not of its image processor."""
+    processor = PROCESSORS[family][0]()
+    processor.save_pretrained(tmp_path)
+    opened = load_processor(tmp_path)
+    config = fitting_config(family, processor)
+    asked = example(np.random.default_rng(0), SIZES[2])
+    saved, again = (encoder_of(one, config).encode(asked)["input_ids"] for one in (processor, opened))
+    assert torch.equal(saved, again)
