@@ -1,7 +1,8 @@
 """How long samples will be, from the processor's arithmetic alone: no pixel is decoded, no tower runs.
 
-Images go through a rule per image processor, many examples at a time. Videos go through the processor itself, one example at
-a time, with tensors of the video's shape that hold no pixels: it decides which frames are taken and which timestamps written.
+Images go through a rule per image processor, many examples at a time. Images of other processors, and videos, go through the
+processor itself, one example at a time, with blank images of the same size, and with tensors of the video's shape that hold no
+pixels: it decides how images are cut and what is written around the pieces, which frames are taken and which timestamps written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
+from ...models.layout.items import flattened, media_grids, media_items
 from .checks import placeholder
 from .conversation import Conversation
 from .errors import UnreadableMediaError, naming_example
@@ -20,8 +22,9 @@ from .escaper import Shield
 from .media import check_range, image_size, open_image, open_video
 from .process import TextProcessor, check_modalities
 from .rendered import Written
+from .sample import as_tensor
 from .settings import EncoderConfig
-from .sizes import Grid, ImageRule, grid_of, image_rule
+from .sizes import Grid, ImageRule, grid_of, has_rule, image_rule
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -29,7 +32,8 @@ class Measured(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens: length L, media tokens included.
-        grids: (t, h, w) in patches of each image, then of each video, in order.
+        grids: (t, h, w) in patches of each image, then of each video, in order; in families without grids, of what the tower
+            sees: of each tile of an image, or (tiles, h, w).
     """
 
     tokens: int
@@ -81,7 +85,7 @@ class Measure:
                     written = self._encoder.write(example, where)
                     self._encoder.check_fields(written.conversation, where)
                     check_modalities(written.conversation.media, self._encoder.adapter, where)
-                    if written.conversation.media.get("video"):
+                    if self._needs_processor(written.conversation.media):
                         out.append(self._measured_by_processor(written, where))
                         continue
                     sizes = self._grids(written, where)
@@ -93,6 +97,11 @@ class Measure:
             texts.append(written.text)
         lengths = iter(zip(self._lengths(texts), grids, strict=True))
         return [self._measured(*next(lengths)) if one is None else one for one in out]
+
+    def _needs_processor(self, media: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether the processor has to be asked: for videos, and for images whose arithmetic is not known here."""
+        image_processor = getattr(self._encoder.processor, "image_processor", None)
+        return bool(media.get("video")) or bool(media.get("image")) and image_processor is not None and not has_rule(image_processor)
 
     def _measured_by_processor(self, written: Written, where: str) -> Measured:
         from PIL import Image
@@ -107,8 +116,14 @@ class Measure:
             processed = self._process(written.text, {**media, "image": blank, "video": videos}, where)
         except UnreadableMediaError as error:
             raise UnreadableMediaError(f"{error} (measured without pixels)") from error
-        grids = [np.asarray(processed.media.get(f"{name}_grid_thw", ())).reshape(-1, 3) for name in ("image", "video")]
-        return Measured(len(processed.ids), tuple((t, h, w) for t, h, w in np.concatenate(grids).astype(int).tolist()))
+        adapter = self._encoder.adapter
+        names = [field.name for field in adapter.fields.of_kind("media") if field.name in processed.media]
+        given = {name: as_tensor(processed.media[name]) for name in names}
+        values = {name: flattened(value, adapter.fields[name], given, adapter) for name, value in given.items()}
+        items = {name: one.grids for name, one in media_items(values, adapter, where).items()}
+        items |= media_grids({name: value for name, value in values.items() if name.endswith("_grid_thw")}, adapter)
+        grids = [items[name] for name in ("image", "video") if name in items]
+        return Measured(len(processed.ids), tuple((t, h, w) for one in grids for t, h, w in one.tolist()))
 
     def _measured(self, length: int, grids: tuple[Grid, ...]) -> Measured:
         adapter = self._encoder.adapter

@@ -52,13 +52,17 @@ class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
 def counts_pixels(image_processor: Any) -> bool:
     """Whether an image processor's `size` limits the area of an image; that of most others gives the length of sides."""
     size = getattr(type(image_processor), "size", None)
-    known = any(name in RULES for name in _class_names(image_processor))
-    return known or (isinstance(size, dict) and "shortest_edge" in size and size.get("longest_edge", 0) > _LONGEST_SIDE)
+    return has_rule(image_processor) or (isinstance(size, dict) and "shortest_edge" in size and size.get("longest_edge", 0) > _LONGEST_SIDE)
 
 
 def _class_names(image_processor: Any) -> list[str]:
     """Return the names of an image processor's classes without the suffixes of their backends."""
     return [base.__name__.removesuffix("Pil").removesuffix("Fast") for base in type(image_processor).__mro__]
+
+
+def has_rule(image_processor: Any) -> bool:
+    """Whether the arithmetic of an image processor is known here."""
+    return any(name in RULES for name in _class_names(image_processor))
 
 
 def image_rule(image_processor: Any, min_pixels: int | None, max_pixels: int | None) -> ImageRule:

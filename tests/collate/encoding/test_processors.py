@@ -11,7 +11,9 @@ from benchmarks.families.compare import WithoutCasts, gradients, largest
 from benchmarks.families.processors import PROCESSORS, fitting_config, fitting_model
 from evenpack.collate import SampleEncoder, load_processor, pack_samples
 from evenpack.collate.encoding.sizes import counts_pixels
+from evenpack.collate.samples.prepare import item_grids
 from evenpack.models import adapter_for, prepare_model
+from evenpack.models.layout.items import media_items
 
 ANSWER = "It is 42."
 #: Sizes (height, width) of the images of each example.
@@ -88,6 +90,26 @@ def test_samples_of_its_processor_are_exact(family):
 
 def test_the_number_of_families():
     assert len(PROCESSORS) >= 20
+
+
+@pytest.mark.parametrize("family", PROCESSORS)
+def test_measured_without_pixels(family):
+    """Length and grids of 50 sizes equal those of the encoded samples, each alone, and of samples with two images."""
+    processor = PROCESSORS[family][0]()
+    encoder = encoder_of(processor, fitting_config(family, processor))
+    rng = np.random.default_rng(1)
+    sizes = np.exp(rng.uniform(np.log(24), np.log(200), (50, 2))).astype(int).tolist()
+    asked = [example(rng, [size]) for size in sizes] + [example(rng, sizes[at : at + 2]) for at in range(10)]
+    measured = encoder.measure(asked)
+    for one, found in zip(asked, measured, strict=True):
+        sample = encoder.prepare(one)
+        assert (found.tokens, list(found.grids)) == (len(sample.tensor("input_ids")), grids_of(sample, encoder.adapter))
+
+
+def grids_of(sample, adapter):
+    """Return the grid of each item of a sample, from its own fields."""
+    found = item_grids(sample.values, adapter) or {name: one.grids for name, one in media_items(sample.values, adapter).items()}
+    return [tuple(grid) for grid in found["image"].tolist()]
 
 
 @pytest.mark.parametrize("family", ["llava", "idefics3", "smolvlm", "gemma3", "lighton_ocr"])
