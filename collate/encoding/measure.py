@@ -113,7 +113,7 @@ class Measure:
         sizes = [self._size(item, f"{where}, image {at}") for at, item in enumerate(media.get("image", []))]
         blank = [Image.new("RGB", (width, height)) for height, width in sizes]
         try:
-            processed = self._process(written.text, {**media, "image": blank, "video": videos}, where)
+            processed = self._process(written.text, {**media, "image": blank, "video": videos}, where, blank=True)
         except UnreadableMediaError as error:
             raise UnreadableMediaError(f"{error} (measured without pixels)") from error
         adapter = self._encoder.adapter

@@ -18,6 +18,9 @@ from .sizes import counts_pixels
 #: What a processor returns besides media tensors; none of it is a field of a sample.
 WORKING = ("offset_mapping", "text_replacement_offsets", "attention_mask", "mm_token_type_ids", "token_type_ids", "labels")
 
+#: What an image processor need not do where only shapes matter: pixels are picked (0 is PIL's nearest), not averaged.
+_SHAPES_ONLY = {"do_rescale": False, "do_normalize": False, "resample": 0}
+
 
 class Processed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One example's tokens and media.
@@ -84,13 +87,14 @@ class TextProcessor:
             return {"add_special_tokens": False}
         return {}
 
-    def __call__(self, text: str, media: Mapping[str, Sequence[Any]], where: str) -> Processed:
+    def __call__(self, text: str, media: Mapping[str, Sequence[Any]], where: str, *, blank: bool = False) -> Processed:
         """Process one example.
 
         Args:
             text: the rendering, control strings that text spells hidden.
             media: modality to its items, opened: images, and videos as `open_video` returns them.
             where: how errors name the example.
+            blank: images stand for others of their size, so that only shapes matter, and what costs most is left out.
 
         Raises:
             MediaMismatchError: placeholders and items that differ in number, or items of a modality that the family lacks.
@@ -104,6 +108,8 @@ class TextProcessor:
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
         self._check_counts(text, media, where)
         arguments = self._media_arguments(media, where)
+        if blank and media.get("image"):
+            arguments["images_kwargs"] = {**self._limits["images_kwargs"], **_SHAPES_ONLY}
         if not any(media.values()) and (spelled or self._only_tokenizes):
             return self._tokenized(self._shield.restore(text), text, (), {}, spelled)
         out = self._call(text, arguments, where)
