@@ -2,7 +2,7 @@
 
 Images go through a rule per image processor, many examples at a time. Images of other processors, and videos, go through the
 processor itself, one example at a time, with blank images of the same size, and with tensors of the video's shape that hold no
-pixels: it decides how images are cut and what is written around the pieces, which frames are taken and which timestamps written.
+pixels: it decides how images are cut and what is written around them, which frames are taken and which timestamps written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
@@ -101,7 +100,9 @@ class Measure:
     def _needs_processor(self, media: Mapping[str, Sequence[Any]]) -> bool:
         """Whether the processor has to be asked: for videos, and for images whose arithmetic is not known here."""
         image_processor = getattr(self._encoder.processor, "image_processor", None)
-        return bool(media.get("video")) or bool(media.get("image")) and image_processor is not None and not has_rule(image_processor)
+        return bool(media.get("video")) or (
+            bool(media.get("image")) and image_processor is not None and not has_rule(image_processor)
+        )
 
     def _measured_by_processor(self, written: Written, where: str) -> Measured:
         from PIL import Image

@@ -1,6 +1,7 @@
 """Settings of an encoder, and the record by which a resumed run is checked."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -97,14 +98,23 @@ def settings_record(config: EncoderConfig, processor: Any, template: str | None,
     """Return what a sample's content depends on, as plain data, for a state or an index."""
     settings = {name: plain(getattr(config, name)) for name in config.__struct_fields__ if name not in _WITHOUT_EFFECT}
     tokenizer = getattr(processor, "tokenizer", processor)
+    own = processor_record(processor) if tokenizer is not processor else {}
     return {
         "adapter": adapter_name,
         **settings,
+        **({"processor": own} if own else {}),
         "chat_template": digest(template or ""),
         "tokenizer": tokenizer_record(tokenizer),
         "image_processor": media_processor_record(getattr(processor, "image_processor", None)),
         "video_processor": media_processor_record(getattr(processor, "video_processor", None)),
     }
+
+
+def processor_record(processor: Any) -> dict[str, Any]:
+    """Return the settings of a processor beside those of its parts, such as the tokens of a row (`image_seq_length`)."""
+    names = [name for name in inspect.signature(type(processor).__init__).parameters if name != "chat_template"]
+    found = {name: getattr(processor, name, None) for name in names}
+    return {name: plain(value) for name, value in found.items() if isinstance(value, int | float | str | dict)}
 
 
 def digest(text: str) -> str:

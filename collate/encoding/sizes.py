@@ -52,7 +52,9 @@ class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
 def counts_pixels(image_processor: Any) -> bool:
     """Whether an image processor's `size` limits the area of an image; that of most others gives the length of sides."""
     size = getattr(type(image_processor), "size", None)
-    return has_rule(image_processor) or (isinstance(size, dict) and "shortest_edge" in size and size.get("longest_edge", 0) > _LONGEST_SIDE)
+    return has_rule(image_processor) or (
+        isinstance(size, dict) and "shortest_edge" in size and size.get("longest_edge", 0) > _LONGEST_SIDE
+    )
 
 
 def _class_names(image_processor: Any) -> list[str]:

@@ -14,6 +14,7 @@ from evenpack.collate.encoding.sizes import counts_pixels
 from evenpack.collate.samples.prepare import item_grids
 from evenpack.models import adapter_for, prepare_model
 from evenpack.models.layout.items import media_items
+from evenpack.scheduler import OfflineConfig, OfflineIndex
 
 ANSWER = "It is 42."
 #: Sizes (height, width) of the images of each example.
@@ -104,6 +105,27 @@ def test_measured_without_pixels(family):
     for one, found in zip(asked, measured, strict=True):
         sample = encoder.prepare(one)
         assert (found.tokens, list(found.grids)) == (len(sample.tensor("input_ids")), grids_of(sample, encoder.adapter))
+
+
+@pytest.mark.parametrize("family", ["llava_next", "idefics3", "internvl", "lighton_ocr"])
+def test_offline_index(family, tmp_path):
+    """Counts of an index are those of the samples, and it is not taken for one of other settings."""
+    processor = PROCESSORS[family][0]()
+    encoder = encoder_of(processor, fitting_config(family, processor))
+    rng = np.random.default_rng(2)
+    asked = [example(rng, rng.integers(20, 120, (count, 2)).tolist()) for count in (0, 1, 2, 3, 1)]
+    index = OfflineIndex.build(tmp_path, asked, encoder, progress=False)
+    samples = [encoder.prepare(one) for one in asked]
+    assert index.tokens(range(5)).tolist() == [len(sample.tensor("input_ids")) for sample in samples]
+    for number, sample in enumerate(samples):
+        assert index.grids(number) == (grids_of(sample, encoder.adapter) if number else [])
+    plan = OfflineConfig(max_tokens=2048, samples_per_step=5, num_microbatches=1)
+    packs = list(index.source(asked, encoder, plan, rank=0, num_ranks=1))
+    assert sorted(len(sample["input_ids"]) for pack in packs for sample in pack) == sorted(index.tokens(range(5)).tolist())
+    name = next(iter(set(encoder.settings["processor"]) & {"patch_size", "image_seq_len", "image_seq_length"}))
+    setattr(processor, name, 7)
+    with pytest.raises(ValueError, match=name):
+        index.source(asked, encoder, plan, rank=0, num_ranks=1)
 
 
 def grids_of(sample, adapter):
