@@ -9,9 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core import UnsafeModelError
 
-#: What DistributedDataParallel says where a step's backward passes do not fit its reductions.
-DDP_ERRORS = ("Expected to have finished reduction in the prior iteration", "Expected to mark a variable ready only once")
-
 
 def refuse_ddp(model: Any, sync: str, trained_modalities: tuple[str, ...]) -> None:
     """Refuse PyTorch's DDP where a step's last micro-batch may leave a trained tower out.

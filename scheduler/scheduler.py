@@ -17,13 +17,13 @@ from ..collate.samples.group import shares_prefixes
 from ..core import Field, UnsafeModelError
 from ..models import ModelAdapter
 from ..models.attention.blocks import check_cp
+from ..models.setup.call_check import note_missing_sync
 from .comm.channel import OpenTransport, open_channel
 from .comm.groups import ProcessGroups
 from .comm.transports import TransportError
 from .config import SchedulerConfig
 from .cost.calibrate import Costs, fit_across_ranks
 from .cost.model import CostFit, Observation, default_cost
-from .grad_sync import DDP_ERRORS
 from .pipeline import Prepared
 from .plan import plan_step
 from .prefetch import MainThreadExecutor, Prefetcher
@@ -384,11 +384,7 @@ class PackingScheduler(Iterator[PackedStep]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in DDP_ERRORS):
-            error.add_note(
-                "evenpack: a step runs several micro-batches, and DistributedDataParallel expects a reduction in each: run "
-                "forward and backward inside `with step.sync_on_last(model, batch):`"
-            )
+        note_missing_sync(error)
         self.close()
 
     def _begin_epoch(self) -> None:

@@ -42,6 +42,8 @@ def open_image(item: Any, where: str, folder: Path | None = None) -> Any:
         return _image_of_array(item, where)
     try:
         return Image.open(source_of(item, folder))
+    except MemoryError:
+        raise  # says nothing about the image, which must not be dropped
     except Exception as error:  # every format has a reader with exceptions of its kind
         raise UnreadableMediaError(f"{where}: cannot read the image {item!r:.120}: {error}") from error
 
@@ -91,6 +93,8 @@ def decoded(image: Any, where: str) -> Any:
     try:
         image.load()
         image = ImageOps.exif_transpose(image)
+    except MemoryError:
+        raise
     except Exception as error:
         raise UnreadableMediaError(f"{where}: cannot decode the image: {error}") from error
     check_range(image, where)
@@ -248,6 +252,8 @@ def _video_stream(item: Any, where: str, folder: Path | None) -> Iterator[tuple[
             stream = container.streams.video[0]
             rate = stream.average_rate or stream.guessed_rate
             yield container, stream, float(rate) if rate else None
+    except MemoryError:
+        raise
     except Exception as error:
         raise UnreadableMediaError(f"{where}: cannot read the video {item!r:.120}: {type(error).__name__}: {error}") from error
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...models.attention.blocks import media_blocks
 from ...models.attention.boundaries import attention_boundaries
-from ...models.setup.call_check import position_bits
+from ...models.setup.call_check import explain_ddp, position_bits
 from ...models.setup.unwrap import is_transformers_model, unwrap_model
 from .megatron import check_causal, packed_seq_params
 from .model_check import MASK, check_batch, check_callable, is_megatron_module
@@ -32,6 +32,7 @@ def forward_kwargs(batch: Row, model: nn.Module, stage: Stage | None) -> dict[st
     """Return the arguments of a model's forward pass; see `PackedBatch.forward_kwargs`."""
     if stage not in (None, *get_args(Stage)):
         raise ValueError(f"stage must be None or one of {get_args(Stage)}, got {stage!r}")
+    explain_ddp(model)
     inner = unwrap_model(model)
     callable_model = check_callable(inner, batch.adapter)
     names = callable_model.names

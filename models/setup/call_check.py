@@ -4,10 +4,12 @@ Both train wrongly without an error: samples see each other, or every target is 
 targets; the mark is an attribute of the tensor, so that nothing is read from a device, and an unpacked call is never refused.
 """
 
+import sys
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...core import UnsafeModelError
 
@@ -19,12 +21,37 @@ BLOCKS_MARK = "_evenpack_blocks"
 KEYS_MARK = "_evenpack_keys"
 #: Positions with fractions of a second, and the integers that carry their bits.
 _FRACTIONS, _BITS = torch.float32, torch.int32
+#: What DistributedDataParallel says where a step's backward passes do not fit its reductions, and what helps.
+_DDP_ERRORS = ("Expected to have finished reduction in the prior iteration", "Expected to mark a variable ready only once")
+_SYNC_NOTE = (
+    "evenpack: a step runs several micro-batches, and DistributedDataParallel expects a reduction in each: run "
+    "forward and backward inside `with step.sync_on_last(model, batch):`"
+)
 
 
 def watch_calls(model: nn.Module) -> None:
     """Let a transformers model check what it is called with; again is fine."""
     if _check_call not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_check_call, with_kwargs=True)
+
+
+def explain_ddp(model: nn.Module) -> None:
+    """Let the error of DistributedDataParallel about a missing reduction say what to do; again is fine."""
+    if isinstance(model, DistributedDataParallel) and _note_error not in model._forward_hooks.values():
+        model.register_forward_hook(_note_error, always_call=True)
+
+
+def _note_error(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Add the note to the error that ends a forward pass, as its forward hook."""
+    if not torch.compiler.is_compiling():
+        note_missing_sync(sys.exc_info()[1])
+
+
+def note_missing_sync(error: BaseException | None) -> None:
+    """Add a note about `sync_on_last` to an error of DistributedDataParallel that comes of its absence; again is fine."""
+    mine = isinstance(error, RuntimeError) and any(text in str(error) for text in _DDP_ERRORS)
+    if error is not None and mine and _SYNC_NOTE not in getattr(error, "__notes__", ()):
+        error.add_note(_SYNC_NOTE)
 
 
 def position_bits(position_ids: torch.Tensor) -> torch.Tensor:

@@ -214,6 +214,9 @@ def test_what_is_missing_for_every_item_is_never_dropped(monkeypatch):
     monkeypatch.setattr(encoder._process, "_call", lambda *args: (_ for _ in ()).throw(MemoryError("out of memory")))
     with pytest.raises(SampleError, match="MemoryError: out of memory"):
         encoder.encode(asks(IMAGE, images=[tiny.picture(random.Random(0), 60, 60)]))
+    monkeypatch.setattr(Image, "open", lambda *args: (_ for _ in ()).throw(MemoryError("out of memory")))
+    with pytest.raises(SampleError, match="MemoryError: out of memory"):
+        encoder.encode(asks(IMAGE, images=[b"a file"]))
 
 
 def test_settings_of_the_policy_are_checked():
