@@ -183,7 +183,7 @@ class Describer:
             FieldShapeError: members that differ in their fields.
         """
         where = f"rank {self._rank}, group {members[0].values['group_id']!r}"
-        parts = parts_of(members, self._adapter, groups=self._groups, fits=self._group_fits)
+        parts = parts_of(members, self._adapter, groups=self._groups, fits=self._has_room, is_heavy=self._is_heavy)
         for part in parts:
             padded = round_up(part.num_tokens, self._align)
             if padded > self.capacity:
@@ -196,10 +196,11 @@ class Describer:
                 raise OversizeSampleError(f"{where}: {part.num_tokens} tokens exceed tokens_per_step={self._budget}")
         return [self.described(part, where) for part in parts]
 
-    def _group_fits(self, group: SampleGroup) -> bool:
-        if round_up(group.num_tokens, self._align) > self.capacity:
-            return False
-        return self.heavy is None or sum(self._cost_of(group)) <= self.heavy
+    def _has_room(self, group: SampleGroup) -> bool:
+        return round_up(group.num_tokens, self._align) <= self.capacity
+
+    def _is_heavy(self, group: SampleGroup) -> bool:
+        return self.heavy is not None and sum(self._cost_of(group)) > self.heavy
 
     def described(self, sample: Sample | SampleGroup, where: str) -> Described:
         """Describe a sample or a group that was checked before."""
