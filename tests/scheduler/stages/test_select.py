@@ -111,3 +111,23 @@ def over_mean(rank, num_ranks):
     """Return what every step holds over the mean."""
     with open_scheduler(with_heavy({(0, 1), (0, 30)}, count=60)(rank), lookahead=3, max_tokens=1024) as scheduler:
         return [step.stats.tokens_over_mean for step in scheduler]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_inside_a_window_reaches_every_rank(prefetch):
+    def broken(rank):
+        for index in range(40):
+            if (rank, index) == (1, 25):
+                raise OSError("the disk is gone")
+            yield text_sample(10, f"{rank}-{index}")
+
+    def fn(rank, num_ranks):
+        with open_scheduler(broken(rank), lookahead=3, prefetch=prefetch) as scheduler:
+            steps = 0
+            with pytest.raises(Exception, match="the disk is gone") as caught:
+                for _ in scheduler:
+                    steps += 1
+        return steps, str(caught.value)
+
+    first, second = run_ranks(fn, 2)
+    assert first == second and first[0] == 4  # sample 25 is one of step 6, which is in view from step 4 on
