@@ -260,17 +260,19 @@ class _View:
         room = self._usable(count) - int(self.table.padded[due].sum())
         large = self.single | (2 * self.work[:, k] > lead)  # a pack has room for one of these, a rank time for one
         single = self.num_ranks * count - int(large[due].sum())
-        kept = 0
+        kept = beside = 0
         if count >= self.count:  # no micro-batch is left for others: the fewest of a step keep their place beside these
             light = self._reserve()
             room -= int(self.table.padded[light].sum())
             kept = int(self.work[light, k].sum())
+            # Samples of which a rank runs one may add up to a little more; in a micro-batch, tokens bound what runs beside them.
+            beside = 0 if self.room < 2**62 else max(kept - self.num_ranks * lead * count // 32, 0)
         self.chosen[due] = True
         if lead * count > ONE and self.work.shape[1] > 1:
             rest = np.concatenate([rest, self._company(k)])
         for row in rest.tolist():
             cost, size, alone = int(self.work[row, k]), int(self.table.padded[row]), bool(large[row])
-            if cost <= work - kept * (not alone) and size <= room and alone <= single:
+            if cost <= work - (beside if alone else kept) and size <= room and alone <= single:
                 self.chosen[row] = True
                 work, room, single = work - cost, room - size, single - alone
         others = self.count - count
