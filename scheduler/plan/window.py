@@ -265,7 +265,7 @@ class _View:
             light = self._reserve()
             room -= int(self.table.padded[light].sum())
             kept = int(self.work[light, k].sum())
-            # Samples of which a rank runs one may add up to a little more; in a micro-batch, tokens bound what runs beside them.
+            # Samples of which a rank runs one may add up to a little more; in a micro-batch, tokens bound what is beside them.
             beside = 0 if self.room < 2**62 else max(kept - self.num_ranks * lead * count // 32, 0)
         self.chosen[due] = True
         if lead * count > ONE and self.work.shape[1] > 1:
