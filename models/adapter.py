@@ -114,6 +114,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
             before the first trained token is (PaliGemma; a token field `token_type_ids`, 0 in the prefix, says otherwise).
         bidirectional_tokens: ids that belong to a block beside the media tokens, such as markers and ends of lines (Molmo 2).
         bidirectional_layers: layers in which they do: "all", or "sliding" for those with a sliding window (Gemma 4).
+        frames_as_images: the processor writes each frame of a video as an image, among the image fields (InternVL, SmolVLM).
         model_arguments: names of further forward arguments that the family's models take, though no signature names them.
     """
 
@@ -145,6 +146,7 @@ class ModelAdapter(msgspec.Struct, frozen=True, kw_only=True):
     bidirectional: Bidirectional | None = None
     bidirectional_tokens: tuple[int, ...] = ()
     bidirectional_layers: Literal["all", "sliding"] = "all"
+    frames_as_images: bool = False
     model_arguments: tuple[str, ...] = ()
 
     def token_count(self, modality: str, grid: tuple[int, int, int]) -> int:

@@ -59,6 +59,24 @@ def light(name: str, image_processor: Any, tokenizer: Any, **settings: Any) -> A
     return put_together(getattr(transformers, name), image_processor, tokenizer, settings)
 
 
+def with_videos(family: str) -> Any:
+    """Return a processor with its video processor, for which transformers needs torchvision; frames are rows like images."""
+    light_one = PROCESSORS[family][0]()
+    if family == "internvl":
+        videos = transformers.InternVLVideoProcessor(size=SIZE)
+        return transformers.InternVLProcessor(
+            transformers.GotOcr2ImageProcessor(size=SIZE, max_patches=4), light_one.tokenizer, videos, image_seq_length=4,
+            chat_template=light_one.chat_template,
+        )  # fmt: skip
+    sampling = {"max_frames": 12, "fps": 1, "video_size": {"longest_edge": 32}}
+    longest = {"longest_edge": SIDE}
+    videos = transformers.SmolVLMVideoProcessor(size={"longest_edge": 32}, max_image_size=longest, video_sampling=sampling)
+    return transformers.SmolVLMProcessor(
+        transformers.SmolVLMImageProcessor(size={"longest_edge": 32}, max_image_size=longest), light_one.tokenizer, videos,
+        image_seq_len=4, chat_template=light_one.chat_template,
+    )  # fmt: skip
+
+
 def images(name: str, **settings: Any) -> Any:
     """Return an image processor of Pillow."""
     return getattr(transformers, f"{name}ImageProcessorPil")(**settings)

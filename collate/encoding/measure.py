@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
@@ -113,6 +114,8 @@ class Measure:
         ]
         sizes = [self._size(item, f"{where}, image {at}") for at, item in enumerate(media.get("image", []))]
         blank = [Image.new("RGB", (width, height)) for height, width in sizes]
+        if blank and self._encoder.adapter.frames_as_images:  # they meet in one tensor: one byte stands for all pixels
+            videos = [(torch.zeros((), dtype=torch.uint8).expand(frames.shape), metadata) for frames, metadata in videos]
         try:
             processed = self._process(written.text, {**media, "image": blank, "video": videos}, where, blank=True)
         except UnreadableMediaError as error:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from ...core import TYPE_CODES, MediaMismatchError
 from ...models.adapter import ModelAdapter
@@ -187,6 +188,10 @@ class TextProcessor:
             arguments[name] = [[frames for frames, _ in media[modality]]]
             metadata = [self._metadata(one, f"{where}, video {at}") for at, (_, one) in enumerate(media[modality])]
             arguments["videos_kwargs"] = {**self._limits["videos_kwargs"], "video_metadata": [metadata]}
+            if self._adapter.frames_as_images:
+                # These processors lay frames beside images, which takes tensors; of an array they lose the axis of a lone frame.
+                arguments[name] = [[torch.as_tensor(frames) for frames, _ in media[modality]]]
+                arguments["videos_kwargs"]["return_tensors"] = "pt"
         return arguments
 
     def _metadata(self, metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -229,8 +234,9 @@ class TextProcessor:
             if extents is None:
                 types[ids == token] = TYPE_CODES[modality]
                 continue
+            written = {modality, "video"} if modality == "image" and self._adapter.frames_as_images else {modality}
             for one in replaced:
-                if one["type"] == modality:
+                if one["type"] in written:
                     span = extents.overlapping(*one["new_span"])
                     types[span][ids[span] == token] = TYPE_CODES[modality]
         return types
@@ -271,7 +277,7 @@ def check_modalities(media: Mapping[str, Sequence[Any]], adapter: ModelAdapter, 
         MediaMismatchError: such items; their number and the family are named.
     """
     for modality, items in media.items():
-        if items and modality not in adapter.media_tokens:
+        if items and modality not in adapter.media_tokens and not (modality == "video" and adapter.frames_as_images):
             raise MediaMismatchError(
                 f"{where}: {len(items)} {modality} items, but the family {adapter.name!r} has no {modality}: say how they "
                 "count by the model's adapter (adapter_for(model.config); --model or --adapter of the commands)"

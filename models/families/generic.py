@@ -33,14 +33,14 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
         anchors: how many tokens anchor them; None for families whose processor gives grids.
         merge_size: side of the square of patches that becomes one feature.
         modality: what the fields hold.
-        attention: attributes of the adapter that say which tokens see each other both ways.
+        more: further attributes of the adapter.
     """
 
     fields: tuple[Field, ...]
     anchors: Anchors | None = None
     merge_size: int = 1
     modality: Literal["image", "audio"] = "image"
-    attention: Mapping[str, Any] = {}
+    more: Mapping[str, Any] = {}
 
 
 def generic_adapter(config: Any) -> ModelAdapter:
@@ -66,7 +66,7 @@ def generic_adapter(config: Any) -> ModelAdapter:
         trained_modalities=(media.modality,),
         dummy_grids={media.modality: (1, media.merge_size, media.merge_size)},
         pad_token_id=int(_first(config, "text_config.pad_token_id", "pad_token_id") or 0),
-        **media.attention,
+        **media.more,
     )
 
 
@@ -80,6 +80,7 @@ def tiles(
     free: bool = False,
     mask: str = "",
     twin: Field | None = None,
+    frames: bool = False,
 ) -> Media:
     """Return the media of a family whose images are rows [channels, height, width], each anchored by a fixed number of tokens.
 
@@ -92,6 +93,7 @@ def tiles(
         free: rows differ in size.
         mask: field that marks the real pixels of a row.
         twin: a second field of the same rows.
+        frames: videos are written as images, one for each frame.
     """
     size = _pair(side or _first(config, "vision_config.image_size", "image_size"))
     batch, shape = (1,) * axis, (None, None) if free else size
@@ -101,7 +103,7 @@ def tiles(
     if twin is not None:
         fields.append(twin)
     anchors = Anchors(rule="rows", per_row={name: per_row}, tower=_tower(config), free_size=size[0])
-    return Media(fields=tuple(fields), anchors=anchors)
+    return Media(fields=tuple(fields), anchors=anchors, more={"frames_as_images": True} if frames else {})
 
 
 def sized(cell: int, merge: int) -> Media:
@@ -203,20 +205,20 @@ def _gemma4(config: Any) -> Media:
     smallest = {"image_position_ids": (places,)}
     anchors = Anchors(rule="sizes", field="image_position_ids", free_size=merge**2, smallest=smallest)
     vision = getattr(config.text_config, "use_bidirectional_attention", None) == "vision"
-    attention = {"bidirectional": "image", "bidirectional_layers": "sliding"} if vision else {}
-    return Media(fields=fields, anchors=anchors, merge_size=merge, attention=attention)
+    more = {"bidirectional": "image", "bidirectional_layers": "sliding"} if vision else {}
+    return Media(fields=fields, anchors=anchors, merge_size=merge, more=more)
 
 
 def _gemma3(config: Any) -> Media:
     """Images of one size, pooled; the tokens of an image see each other."""
-    return msgspec.structs.replace(tiles(config, config.mm_tokens_per_image), attention={"bidirectional": "image"})
+    return msgspec.structs.replace(tiles(config, config.mm_tokens_per_image), more={"bidirectional": "image"})
 
 
 def _paligemma(config: Any) -> Media:
     """Images of one size before the text; the prefix, which `token_type_ids` of 0 mark, sees itself both ways."""
     media = tiles(config, _patches(config))
     prefix = Field(name="token_type_ids", kind="token", dtype="int64", pad=1)
-    return msgspec.structs.replace(media, fields=(*media.fields, prefix), attention={"bidirectional": "prefix"})
+    return msgspec.structs.replace(media, fields=(*media.fields, prefix), more={"bidirectional": "prefix"})
 
 
 def _minicpmv(config: Any) -> Media:
@@ -323,10 +325,10 @@ GENERIC: dict[str, Callable[[Any], Media]] = {
     "llava_next_video": anyres,
     "llava_onevision": lambda c: anyres(c, max_tiles=int(c.vision_aspect_ratio.removeprefix("anyres_max_"))),
     "granite4_vision": lambda c: anyres(c, shrink=c.downsample_rate),
-    "internvl": lambda c: tiles(c, _patches(c, c.downsample_ratio)),
+    "internvl": lambda c: tiles(c, _patches(c, c.downsample_ratio), frames=True),
     "qianfan_ocr": lambda c: tiles(c, _patches(c, c.downsample_ratio)),
     "got_ocr2": lambda c: tiles(c, _patches(c, 1 / 4)),
-    "smolvlm": lambda c: tiles(c, _patches(c, 1 / c.scale_factor), axis=1, mask=_MASK),
+    "smolvlm": lambda c: tiles(c, _patches(c, 1 / c.scale_factor), axis=1, mask=_MASK, frames=True),
     "idefics3": lambda c: tiles(c, _patches(c, 1 / c.scale_factor), axis=1, mask=_MASK),
     "idefics2": lambda c: tiles(c, c.perceiver_config.resampler_n_latents, axis=1, mask=_MASK, free=True),
     "aya_vision": lambda c: tiles(c, _patches(c, 1 / c.downsample_factor)),

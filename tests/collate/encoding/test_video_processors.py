@@ -1,5 +1,6 @@
 """Video files through the real video processors of transformers: ids, grids, pixels, timestamps and positions are their own."""
 
+import random
 from fractions import Fraction
 
 import av
@@ -17,8 +18,10 @@ for _name in ("nms", "qnms"):
 import transformers  # noqa: E402
 from transformers.video_utils import load_video  # noqa: E402
 
+from benchmarks.families.processors import fitting_config, fitting_model, with_videos  # noqa: E402
 from evenpack.collate import SampleEncoder, pack_samples  # noqa: E402
-from evenpack.models import adapter_for  # noqa: E402
+from evenpack.collate.encoding.errors import UnreadableMediaError  # noqa: E402
+from evenpack.models import adapter_for, prepare_model  # noqa: E402
 from evenpack.scheduler import OfflineIndex  # noqa: E402
 
 from ...models.reference import own_positions, rope_stub  # noqa: E402
@@ -107,6 +110,63 @@ def test_files_are_encoded_as_the_processor_does_and_measured_without_pixels(tmp
         assert [list(grid) for grid in measured.grids] == sample["video_grid_thw"].tolist()
 
 
+#: Clips, and rates of sampling; None: all frames.
+@pytest.mark.parametrize("fps", [None, 2.0, 5.0])
+@pytest.mark.parametrize("family", ["internvl", "smolvlm"])
+def test_frames_as_images(tmp_path, family, fps):
+    """Each frame is a row of pixels: ids, timestamps in the text and pixels are the processor's own, and what it refuses is too."""
+    own = with_videos(family)
+    encoder = SampleEncoder(own, adapter_for(fitting_config(family, own)), video_fps=fps)
+    refused = 0
+    for number, (frames, rate) in enumerate(CLIPS):
+        path = write_clip(tmp_path / f"{number}.mp4", frames, rate)
+        asked = example(path)
+        loaded, metadata = load_video(path, backend="pyav")
+        text = own.tokenizer.apply_chat_template(asked["messages"], tokenize=False)
+        sampling = {"do_sample_frames": False} if fps is None else {"do_sample_frames": True, "fps": fps}
+        settings = {**sampling, "video_metadata": [[metadata]], "return_tensors": "pt"}
+        try:
+            want = own(text=[text], videos=[[torch.from_numpy(loaded)]], videos_kwargs=settings)
+        except (ValueError, ZeroDivisionError):  # a clip shorter than one interval, or slower than the rate
+            refused += 1
+            (measured,) = encoder.measure([asked])
+            assert isinstance(measured, UnreadableMediaError)
+            with pytest.raises(UnreadableMediaError, match="the processor refuses the example"):
+                encoder.encode(asked)
+            continue
+        sample = encoder.encode(asked)
+        assert sample["input_ids"].tolist() == want["input_ids"][0], (frames, rate)
+        assert torch.equal(sample["pixel_values"], torch.as_tensor(want["pixel_values"]))
+        ready = encoder.prepare(asked)
+        rows = ready.tensor("pixel_values").shape[encoder.adapter.fields["pixel_values"].axis]
+        assert int((sample["mm_token_type_ids"] == 1).sum()) == rows * 4
+        (measured,) = encoder.measure([asked])
+        assert (measured.tokens, len(measured.grids)) == (len(sample["input_ids"]), rows)
+    assert refused <= (2 if fps else 0), "most clips are encoded"
+
+
+def test_frames_and_images_in_one_pack(tmp_path):
+    """A video and an image of a sample lie in the order of the text, and a pack with them equals the stock model alone."""
+    own = with_videos("internvl")
+    stock, prepared = fitting_model("internvl", own), fitting_model("internvl", own)
+    encoder = SampleEncoder(own, adapter_for(stock.config), video_fps=2.0)
+    paths = [write_clip(tmp_path / f"{at}.mp4", *CLIPS[at]) for at in (0, 2)]
+    data = [example(paths[0], images=[picture(random.Random(0))]), example(paths[1]), example()]
+    index = OfflineIndex.build(tmp_path / "index", data, encoder, progress=False)
+    samples = [encoder.prepare(one) for one in data]
+    assert index.tokens([0, 1, 2]).tolist() == [len(sample.tensor("input_ids")) for sample in samples]
+    for sample in samples:
+        if "pixel_values" in sample.values:
+            sample.values["pixel_values"] = sample.values["pixel_values"].double()
+    batch = pack_samples(samples, adapter=encoder.adapter)
+    logits = prepare_model(prepared, encoder.adapter)(**batch.forward_kwargs(prepared)).logits[0]
+    for start, sample in zip(batch.cu_seqlens_q.tolist(), samples, strict=False):
+        ids = sample.tensor("input_ids")
+        pixels = {name: value for name, value in sample.values.items() if name == "pixel_values"}
+        alone = stock(input_ids=ids[None], **pixels, use_cache=False).logits[0]
+        assert float((logits[start : start + len(ids)] - alone).detach().abs().max()) <= 1e-12
+
+
 #: Containers and codecs; the header of the first three counts no frames.
 CONTAINERS = [("webm", "libvpx-vp9"), ("mkv", "mpeg4"), ("ts", "mpeg2video"), ("avi", "mpeg4"), ("mp4", "libx264")]
 
@@ -121,8 +181,6 @@ def test_containers(tmp_path, container, codec):
 
 def test_an_index_of_videos_and_images(tmp_path):
     """Two videos and an image in one example; sizes and grids of the index are those of the encoded samples."""
-    import random
-
     encoder = SampleEncoder(processor("qwen2_5_vl"), adapter("qwen2_5_vl"), **LIMITS, video_fps=2.0)
     paths = [write_clip(tmp_path / f"{at}.mp4", frames, rate) for at, (frames, rate) in enumerate(CLIPS[:4])]
     data = [example(paths[0], paths[1], images=[picture(random.Random(0))]), example(paths[2]), example(), example(paths[3])]
