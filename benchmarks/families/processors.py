@@ -190,6 +190,33 @@ def _chameleon() -> Any:
     return light("ChameleonProcessor", made, tokens, image_seq_length=16)
 
 
+def _cohere2() -> Any:
+    tokens = {"boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"}
+    made = transformers.Cohere2VisionImageProcessor(size=SIZE, patch_size=2, max_patches=4)
+    return light("Cohere2VisionProcessor", made, words(image="<|IMG_PATCH|>", image_token="<|IMG_PATCH|>", **tokens))
+
+
+def _lfm2() -> Any:
+    made = transformers.Lfm2VlImageProcessor(
+        encoder_patch_size=4, tile_size=16, min_image_tokens=2, max_image_tokens=8, min_tiles=2, max_tiles=4,
+        size={"height": 16, "width": 16},
+    )  # fmt: skip
+    more = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)]
+    return light("Lfm2VlProcessor", made, words("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *more))
+
+
+def _kimi() -> Any:
+    made = transformers.Kimi_K25ImageProcessor(patch_size=4, merge_size=2, size={"max_height": 64, "max_width": 64})
+    tokens = words(image="<|media_pad|>", image_token="<|media_pad|>", video_token="<video>")
+    return light("Kimi_K25Processor", made, tokens)
+
+
+def _minimax() -> Any:
+    size = {"shortest_edge": 4 * 8 * 8, "longest_edge": 48 * 8 * 8}
+    made = transformers.MiniMaxM3VLImageProcessor(patch_size=4, merge_size=2, size=size)
+    return light("MiniMaxM3VLProcessor", made, words(image="]<]image[>[", video="]<]video[>["))
+
+
 #: A real processor for a family, with the name of the token that anchors one feature.
 PROCESSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "llava": (_llava, "<image>"),
@@ -229,6 +256,10 @@ PROCESSORS: dict[str, tuple[Callable[[], Any], str]] = {
 BESIDE_TORCHVISION: dict[str, tuple[Callable[[], Any], str]] = {
     "llava (Pixtral)": (lambda: _pixtral(4, 1), "[IMG]"),
     "mistral3": (lambda: _pixtral(4, 2), "[IMG]"),
+    "cohere2_vision": (_cohere2, "<|IMG_PATCH|>"),
+    "lfm2_vl": (_lfm2, "<image>"),
+    "kimi_k25": (_kimi, "<|media_pad|>"),
+    "minimax_m3_vl": (_minimax, "]<]image[>["),
 }
 
 

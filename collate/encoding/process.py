@@ -189,7 +189,7 @@ class TextProcessor:
             metadata = [self._metadata(one, f"{where}, video {at}") for at, (_, one) in enumerate(media[modality])]
             arguments["videos_kwargs"] = {**self._limits["videos_kwargs"], "video_metadata": [metadata]}
             if self._adapter.frames_as_images:
-                # These processors lay frames beside images, which takes tensors; of an array they lose the axis of a lone frame.
+                # These processors lay frames beside images, which takes tensors; of an array they lose a lone frame's axis.
                 arguments[name] = [[torch.as_tensor(frames) for frames, _ in media[modality]]]
                 arguments["videos_kwargs"]["return_tensors"] = "pt"
         return arguments

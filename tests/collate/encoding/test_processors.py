@@ -62,7 +62,11 @@ def double(value):
 
 @pytest.mark.parametrize("family", PROCESSORS)
 def test_samples_of_its_processor_are_exact(family):
-    processor = PROCESSORS[family][0]()
+    check_exact(family, PROCESSORS[family][0]())
+
+
+def check_exact(family, processor):
+    """Logits and gradients of a pack equal those of the stock model on each sample alone."""
     stock, prepared = fitting_model(family, processor), fitting_model(family, processor)
     encoder = encoder_of(processor, stock.config)
     rng = np.random.default_rng(0)
@@ -95,8 +99,11 @@ def test_the_number_of_families():
 
 @pytest.mark.parametrize("family", PROCESSORS)
 def test_measured_without_pixels(family):
+    check_measured(family, PROCESSORS[family][0]())
+
+
+def check_measured(family, processor):
     """Length and grids of 50 sizes equal those of the encoded samples, each alone, and of samples with two images."""
-    processor = PROCESSORS[family][0]()
     encoder = encoder_of(processor, fitting_config(family, processor))
     rng = np.random.default_rng(1)
     sizes = np.exp(rng.uniform(np.log(24), np.log(200), (50, 2))).astype(int).tolist()

@@ -18,7 +18,7 @@ for _name in ("nms", "qnms"):
 import transformers  # noqa: E402
 from transformers.video_utils import load_video  # noqa: E402
 
-from benchmarks.families.processors import fitting_config, fitting_model, with_videos  # noqa: E402
+from benchmarks.families.processors import BESIDE_TORCHVISION, fitting_config, fitting_model, with_videos  # noqa: E402
 from evenpack.collate import SampleEncoder, pack_samples  # noqa: E402
 from evenpack.collate.encoding.errors import UnreadableMediaError  # noqa: E402
 from evenpack.models import adapter_for, prepare_model  # noqa: E402
@@ -26,6 +26,7 @@ from evenpack.scheduler import OfflineIndex  # noqa: E402
 
 from ...models.reference import own_positions, rope_stub  # noqa: E402
 from ..masks.chat_formats import tokenizer  # noqa: E402
+from .test_processors import check_exact, check_measured  # noqa: E402
 from .tiny import LIMITS, TEMPLATE, adapter, picture  # noqa: E402
 
 #: Frames and rate of each clip: few and many, slow and fast, rates that are no whole number, odd numbers of frames.
@@ -110,11 +111,17 @@ def test_files_are_encoded_as_the_processor_does_and_measured_without_pixels(tmp
         assert [list(grid) for grid in measured.grids] == sample["video_grid_thw"].tolist()
 
 
+@pytest.mark.parametrize("family", BESIDE_TORCHVISION)
+def test_image_processors_that_need_torchvision(family):
+    check_exact(family, BESIDE_TORCHVISION[family][0]())
+    check_measured(family, BESIDE_TORCHVISION[family][0]())
+
+
 #: Clips, and rates of sampling; None: all frames.
 @pytest.mark.parametrize("fps", [None, 2.0, 5.0])
 @pytest.mark.parametrize("family", ["internvl", "smolvlm"])
 def test_frames_as_images(tmp_path, family, fps):
-    """Each frame is a row of pixels: ids, timestamps in the text and pixels are the processor's own, and what it refuses is too."""
+    """Each frame is a row of pixels: ids, timestamps in the text and pixels are the processor's own, and its refusals too."""
     own = with_videos(family)
     encoder = SampleEncoder(own, adapter_for(fitting_config(family, own)), video_fps=fps)
     refused = 0
