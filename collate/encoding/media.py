@@ -251,11 +251,29 @@ def _video_stream(item: Any, where: str, folder: Path | None) -> Iterator[tuple[
         with av.open(source if hasattr(source, "read") else str(source)) as container:
             stream = container.streams.video[0]
             rate = stream.average_rate or stream.guessed_rate
+            if "matroska" in container.format.name and container.duration:
+                _check_complete(container, 1 / float(rate) if rate else 0.0)
             yield container, stream, float(rate) if rate else None
     except MemoryError:
         raise
     except Exception as error:
         raise UnreadableMediaError(f"{where}: cannot read the video {item!r:.120}: {type(error).__name__}: {error}") from error
+
+
+def _check_complete(container: Any, slack: float) -> None:
+    """Refuse a Matroska or WebM file that ends before its header says: such a file is decoded without an error.
+
+    Other containers have their index at the end, or no duration in their header.
+    """
+    ends = [
+        float((packet.pts + (packet.duration or 0)) * packet.time_base)
+        for packet in container.demux()
+        if packet.pts is not None
+    ]
+    container.seek(0)
+    wanted, found = container.duration / 1e6, max(ends, default=0.0)
+    if found < wanted - slack - 0.05:
+        raise ValueError(f"the file is cut: it ends after {found:.2f} of {wanted:.2f} seconds")
 
 
 def _frames_of_file(item: Any, where: str, folder: Path | None) -> tuple[np.ndarray, float | None]:

@@ -27,6 +27,7 @@ def load_processor(folder: str | Path) -> Any:
     folder = Path(folder) if Path(folder).is_dir() else _fetched(str(folder))
     settings = saved_settings(folder)
     if not settings:
+        _check_tokenizer_alone(folder)
         try:
             return AutoTokenizer.from_pretrained(folder)
         except Exception as error:  # what is missing shows in many ways
@@ -64,8 +65,35 @@ def saved_settings(folder: Path) -> dict[str, Any]:
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = folder / name
         if file.is_file():
-            found.update(json.loads(file.read_text(encoding="utf-8")))
+            found.update(_settings_in(file))
     return found
+
+
+def _settings_in(file: Path) -> dict[str, Any]:
+    """Return the settings in a file.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} must hold settings by name, got a {type(found).__name__}")
+    return found
+
+
+def _check_tokenizer_alone(folder: Path) -> None:
+    """Raise `ValueError` for a tokenizer that belongs to a processor whose own settings are missing."""
+    import transformers
+
+    file = folder / "tokenizer_config.json"
+    name = _settings_in(file).get("processor_class") if file.is_file() else None
+    if name is not None and not hasattr(transformers, name):
+        raise ValueError(
+            f"{folder}: transformers does not know the processor {name!r} that its tokenizer belongs to: update it"
+        )
 
 
 def without_video(folder: Path, settings: dict[str, Any]) -> Any:

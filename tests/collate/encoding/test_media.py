@@ -238,8 +238,12 @@ def test_measuring_refuses_the_columns_that_encoding_refuses():
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
     """A video of 16 frames at 8 frames per second, 56 x 84 pixels, each frame of one brightness."""
+    return clip_in("mp4", tmp_path_factory.mktemp("clip"))
+
+
+def clip_in(container_format, folder):
     av = pytest.importorskip("av")
-    path = tmp_path_factory.mktemp("clip") / "a.mp4"
+    path = folder / f"a.{container_format}"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=8)
         stream.width, stream.height, stream.pix_fmt = 84, 56, "yuv420p"
@@ -248,6 +252,15 @@ def clip(tmp_path_factory):
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+def test_a_cut_file_is_refused_though_it_can_be_decoded(tmp_path, pixels):
+    data = clip_in("mkv", tmp_path).read_bytes()
+    assert len(open_video(data, "x", pixels=pixels)[0]) == 16
+    for share in (0.8, 0.5):
+        with pytest.raises(UnreadableMediaError, match=r"x: cannot read .*the file is cut: it ends after \S+ of 2.00 seconds"):
+            open_video(data[: int(share * len(data))], "x", pixels=pixels)
 
 
 def test_a_video_file_from_every_holder(clip):
@@ -347,6 +360,15 @@ def test_a_processor_whose_class_is_unknown_is_no_tokenizer(checkpoint):
             file.write_text(json.dumps({"processor_class": "FutureProcessor", **settings}))
         with pytest.raises(ValueError, match=r"transformers .* the processor 'FutureProcessor'"):
             load_processor(checkpoint)
+    for file in checkpoint.glob("*processor_config.json"):
+        file.unlink()
+    named = json.loads((checkpoint / "tokenizer_config.json").read_text()) | {"processor_class": "FutureProcessor"}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(named))
+    with pytest.raises(ValueError, match="does not know the processor 'FutureProcessor' that its tokenizer belongs to"):
+        load_processor(checkpoint)
+    (checkpoint / "processor_config.json").write_text("{broken")
+    with pytest.raises(ValueError, match=r"processor_config.json is no JSON"):
+        load_processor(checkpoint)
 
 
 def test_a_processor_by_its_name_on_the_hub(checkpoint, tmp_path, monkeypatch):
