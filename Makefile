@@ -27,11 +27,12 @@ BENCHMARKS := planner window groups exchange overhead packing positions encode i
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv venv-megatron docs dist compatibility test test-videos check-page test-megatron test-megatron-lane lint demo bench clean $(BENCHMARKS:%=bench-%)
+.PHONY: help venv venv-megatron docs dist compatibility test test-full test-videos check-page test-megatron test-megatron-lane lint demo bench clean $(BENCHMARKS:%=bench-%)
 
 help:
 	@echo "make demo           train a tiny Qwen2.5-VL on two ranks (RANKS=4, DEMO_ARGS=\"--steps 30\"), about a minute"
-	@echo "make test           all tests (PYTEST_ARGS=...), about ten minutes on two cores"
+	@echo "make test           what every change must pass (PYTEST_ARGS=...), under five minutes on two cores"
+	@echo "make test-full      all tests, longer random runs, test-megatron and test-videos: what CI runs"
 	@echo "make test-megatron  the Megatron-Core tests once more, with a later version; needs Python 3.12"
 	@echo "make test-videos    video files through the real video processors, which need torchvision"
 	@echo "make check-page     the HTML pages in a browser; needs chromium"
@@ -63,8 +64,14 @@ check-page: $(STAMP)
 	$(BIN)/pip install --quiet "playwright>=1.50"
 	$(BIN)/python tests/cli/check_page.py runs/page
 
+# Without the tests marked `full`: they repeat, for more settings, what another test shows.
 test: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not full" $(PYTEST_ARGS)
+
+test-full: $(STAMP)
+	EVENPACK_HYPOTHESIS=full EVENPACK_SOAK_STEPS=200 $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory test-megatron
+	$(MAKE) --no-print-directory test-videos
 
 # The environment of the tests, and torchvision: it has no place there, because transformers takes other image processors with it.
 $(VIDEO_STAMP): $(STAMP)

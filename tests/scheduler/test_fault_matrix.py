@@ -2,12 +2,15 @@
 
 import os
 import signal
+from functools import partialmethod
 
 import msgspec
 import pytest
 
 from evenpack.core import EvenpackError, PeerLostError, PlanMismatchError
 from evenpack.scheduler import plan_step
+from evenpack.scheduler.comm.transports import DeviceTransport, HostTransport
+from evenpack.scheduler.comm.transports.threads import MemoryTransport
 from evenpack.scheduler.testing import RankError, run_ranks
 
 from .helpers import open_scheduler, random_source, text_sample
@@ -56,17 +59,24 @@ def faulty_planner(action):
     return planner
 
 
-def break_exchange(scheduler, action):
-    """Act inside the exchange of the faulty step, after the bytes were written."""
-    original, calls = scheduler._channel.blocks.exchange, []
+@pytest.fixture
+def break_exchange(monkeypatch):
+    """Return a function: one rank acts inside the exchange of the faulty step, after the bytes were written."""
 
-    def exchange(parts, receive_sizes):
-        calls.append(1)
-        if len(calls) == FAULT_STEP + 1:
-            action(parts)
-        return original(parts, receive_sizes)
+    def plant(bad_rank, action):
+        calls = []
 
-    scheduler._channel.blocks.exchange = exchange
+        def exchange(transport, parts, receive_sizes, original):
+            if transport.rank == bad_rank:
+                calls.append(1)
+                if len(calls) == FAULT_STEP + 1:
+                    action(parts)
+            return original(transport, parts, receive_sizes)
+
+        for kind in (MemoryTransport, HostTransport, DeviceTransport):
+            monkeypatch.setattr(kind, "exchange", partialmethod(exchange, original=kind.exchange))
+
+    return plant
 
 
 def corrupt(parts):
@@ -84,8 +94,6 @@ def run_with_fault(rank, bad_rank, stage, action, **settings):
         source = [text_sample(5 + 90 * (rank == 0), f"{rank}-{index}") for index in range(60)]
     steps = 0
     with open_scheduler(source, planner=planner, timeout=TIMEOUT, movement="free", **settings) as scheduler:
-        if rank == bad_rank and stage == "exchange":
-            break_exchange(scheduler, action)
         try:
             for _ in scheduler:
                 steps += 1
@@ -118,10 +126,12 @@ def test_what_a_rank_raises_ends_all_in_the_same_step(stage, bad_rank, backend, 
 @pytest.mark.parametrize("transport", ["host", "device"])
 @pytest.mark.parametrize("stage", ["read", "plan", "exchange", "train"])
 @pytest.mark.parametrize(("num_ranks", "bad"), [(2, 0), (4, 3)])
-def test_a_killed_rank_is_named_at_once(stage, num_ranks, bad, transport):
+def test_a_killed_rank_is_named_at_once(stage, num_ranks, bad, transport, break_exchange):
+    if stage == "exchange":
+        break_exchange(bad, lambda parts: kill())
+
     def fn(rank, num_ranks):
-        action = (lambda *_: kill()) if stage == "exchange" else kill
-        return run_with_fault(rank, bad, stage, action, prefetch=0, transport=transport)
+        return run_with_fault(rank, bad, stage, kill, prefetch=0, transport=transport)
 
     outcomes = run_ranks(fn, num_ranks, backend="gloo", return_exceptions=True)
     for rank, outcome in enumerate(outcomes):
@@ -151,11 +161,12 @@ def test_a_planner_that_fails_on_one_rank_ends_all(backend, num_ranks, prefetch)
 @pytest.mark.parametrize(
     ("backend", "num_ranks", "transport"), [("threads", 4, "host"), ("gloo", 2, "host"), ("gloo", 2, "device")]
 )
-def test_a_corrupt_block_ends_all(backend, num_ranks, transport, prefetch):
+def test_a_corrupt_block_ends_all(backend, num_ranks, transport, prefetch, break_exchange):
     """The rank that receives it raises at once and tells the others, who are a step ahead."""
+    break_exchange(0, corrupt)
 
     def fn(rank, num_ranks):
-        return run_with_fault(rank, 0, "exchange", corrupt, prefetch=prefetch, transport=transport, outsized=True)
+        return run_with_fault(rank, 0, "exchange", None, prefetch=prefetch, transport=transport, outsized=True)
 
     outcomes = run_ranks(fn, num_ranks, backend=backend)
     assert {outcome[1] for outcome in outcomes} == {"CorruptBlockError"}
