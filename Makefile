@@ -68,8 +68,11 @@ check-page: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not full" $(PYTEST_ARGS)
 
+# Fetches the second Megatron-Core, gigabytes, while the tests run.
 test-full: $(STAMP)
-	EVENPACK_HYPOTHESIS=full EVENPACK_SOAK_STEPS=200 $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory venv-megatron & second=$$!; \
+	EVENPACK_HYPOTHESIS=full EVENPACK_SOAK_STEPS=200 $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS); \
+	status=$$?; wait $$second && exit $$status
 	$(MAKE) --no-print-directory test-megatron
 	$(MAKE) --no-print-directory test-videos
 

@@ -33,6 +33,7 @@ def test_free_port_can_be_listened_on():
         pass
 
 
+@pytest.mark.full
 def test_two_steps_on_two_ranks(tmp_path):
     command = [sys.executable, str(SCRIPT), "--steps", "2", "--out", str(tmp_path / "demo")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

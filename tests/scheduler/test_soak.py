@@ -12,8 +12,8 @@ from evenpack.scheduler.testing import run_ranks
 
 from .helpers import VISION, image_sample, open_scheduler, text_sample
 
-#: Steps of the whole run; a nightly run takes 2,000.
-STEPS = int(os.environ.get("EVENPACK_SOAK_STEPS", "60"))
+#: Steps of the whole run; `make test-full` takes 200, a nightly run 2,000.
+STEPS = int(os.environ.get("EVENPACK_SOAK_STEPS", "30"))
 FIELDS = [
     Field(name="advantages", kind="token", dtype="float32", default=0.0),
     Field(name="note", kind="sample", dtype="text", default=""),

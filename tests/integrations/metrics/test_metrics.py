@@ -130,6 +130,7 @@ print([(one.step, one.imbalance) for one in stats])
 """
 
 
+@pytest.mark.full
 def test_wandb_offline_run_holds_every_step(tmp_path):
     """A real offline run, read back from its folder record by record."""
     environment = {**os.environ, "WANDB_SILENT": "true", "PYTHONPATH": os.getcwd(), "WANDB_MODE": "offline"}

@@ -36,7 +36,9 @@ def test_ddp(expected):
     assert all(1 <= imbalance < 1.3 for *_, imbalance in expected)
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "accelerate_loop", "lightning_loop"])
+@pytest.mark.parametrize(
+    "name", ["fsdp2", *(pytest.param(name, marks=pytest.mark.full) for name in ("accelerate_loop", "lightning_loop"))]
+)
 def test_same_losses_as_ddp(name, expected):
     got = run(name)
     assert [line[2] for line in got] == [line[2] for line in expected]

@@ -43,7 +43,7 @@ def test_kill_and_resume(tmp_path, lookahead):
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.parametrize(("before", "after", "last"), [(2, 1, 11), (1, 2, 9)])
+@pytest.mark.parametrize(("before", "after", "last"), [(2, 1, 11), pytest.param(1, 2, 9, marks=pytest.mark.full)])
 def test_resume_on_another_number_of_ranks(tmp_path, before, after, last):
     """Killed at step 3; the rest of the epoch is divided anew, however many steps it then takes."""
 
