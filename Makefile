@@ -31,7 +31,7 @@ export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make demo           train a tiny Qwen2.5-VL on two ranks (RANKS=4, DEMO_ARGS=\"--steps 30\"), about a minute"
-	@echo "make test           what every change must pass (PYTEST_ARGS=...), under five minutes on two cores"
+	@echo "make test           what every change must pass (PYTEST_ARGS=...), some minutes on two cores"
 	@echo "make test-full      all tests, longer random runs, test-megatron and test-videos: what CI runs"
 	@echo "make test-megatron  the Megatron-Core tests once more, with a later version; needs Python 3.12"
 	@echo "make test-videos    video files through the real video processors, which need torchvision"

@@ -61,7 +61,7 @@ def test_text_shows_every_figure(runs, capsys):
 
 
 @pytest.mark.parametrize("buffered", ["", "1"])
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--json"], marks=pytest.mark.full)])
 def test_a_reader_that_goes_away_is_no_error(more, buffered, runs):
     """`evenpack report run | head`: the pipe is closed before anything is written."""
     command = [sys.executable, "-m", "evenpack", "report", str(runs[0] / "first"), *more]

@@ -67,7 +67,7 @@ def compare(tokenizer, build, module, num_answers, packed, unpacked, num_ranks):
         assert loss == pytest.approx(expected, rel=1e-12) and error < 1e-10
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_dpo(tokenizer, num_ranks):
     def build(seed=0):
         return build_model("qwen2_5_vl", tokenizer, seed)
@@ -85,7 +85,7 @@ def test_dpo(tokenizer, num_ranks):
     compare(tokenizer, build, dpo, 2, packed, unpacked, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_grpo(tokenizer, num_ranks):
     def build(seed=0):
         return build_model("qwen2_5_vl", tokenizer, seed)
@@ -110,7 +110,7 @@ def test_grpo(tokenizer, num_ranks):
     compare(tokenizer, build, grpo, grpo.ANSWERS, packed, unpacked, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_reward(tokenizer, num_ranks):
     def unpacked(model, samples):
         rewards = torch.cat([alone(model, sample) for sample in samples])[:, 0]

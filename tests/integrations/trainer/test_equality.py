@@ -11,7 +11,9 @@ from .tiny import PER_DEVICE, Recorder, arguments, losses_of, model_of, packed_t
 STEPS = 20
 
 
-@pytest.mark.parametrize(("lora", "average"), [(False, "token"), (True, "token"), (False, "sample")])
+@pytest.mark.parametrize(
+    ("lora", "average"), [(False, "token"), pytest.param(True, "token", marks=pytest.mark.full), (False, "sample")]
+)
 def test_equals_stock_trainer(tmp_path, lora, average):
     """Shuffled, over more than two epochs; 42 samples are 7 whole steps, so that the stock Trainer repeats none.
 

@@ -46,6 +46,7 @@ def arguments(folder, **settings):
     return trl.SFTConfig(**{**defaults, **settings})
 
 
+@pytest.mark.full
 def test_text_with_lora_equals_stock_trainer(tmp_path, tokenizer):
     from peft import LoraConfig
 

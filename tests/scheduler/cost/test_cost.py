@@ -170,6 +170,7 @@ def test_docstring_example():
     assert result.attempted > 0 and result.failed == 0
 
 
+@pytest.mark.full
 def test_every_text_decoder_of_transformers_has_a_cost_or_is_told_what_to_do():
     """What is left without a cost keeps a state along the row, has no decoder of its own, or a tower of another kind."""
     without = []

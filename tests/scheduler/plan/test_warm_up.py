@@ -46,8 +46,8 @@ print([name for name in ("polish", "return_home") if after[name]])
     [
         ("all", ["polish", "return_home"]),
         ("step-minimal", []),
-        ("step-free", ["polish"]),
-        ("microbatch-minimal", ["return_home"]),
+        pytest.param("step-free", ["polish"], marks=pytest.mark.full),
+        pytest.param("microbatch-minimal", ["return_home"], marks=pytest.mark.full),
         ("microbatch-free", []),
     ],
 )
