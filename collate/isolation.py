@@ -21,6 +21,8 @@ from .encoding.sample import as_tensor
 from .encoding.settings import EncoderConfig
 from .encoding.sizes import counts_pixels
 from .packs.pack import pack_samples
+from .samples.group import fold_group
+from .samples.prepare import prepare_sample
 
 #: Multiple that samples of the pack are padded to, so that padding is seen too.
 _ALIGN = 4
@@ -37,7 +39,12 @@ _TRAINED = 3
 
 @torch.no_grad()
 def verify_isolation(
-    model: nn.Module, adapter: ModelAdapter, *, processor: Any = None, lengths: tuple[int, int] | None = None
+    model: nn.Module,
+    adapter: ModelAdapter,
+    *,
+    processor: Any = None,
+    lengths: tuple[int, int] | None = None,
+    groups: bool = False,
 ) -> float:
     """Run samples in a pack, with padding behind each, and alone, and compare what the decoder makes of them.
 
@@ -54,6 +61,7 @@ def verify_isolation(
         processor: the family's processor, of transformers; None to try texts alone.
         lengths: tokens of the two texts; default: 9 and 7, or a first text long enough for the rotary tables of long samples
             where the model has such.
+        groups: whether to try a group too, of texts that share a prefix: branches must see it, and not each other.
 
     Returns:
         The largest difference of an output, relative to the largest one: rounding, if anything.
@@ -64,15 +72,39 @@ def verify_isolation(
         SampleError: a sample that the processor makes and the adapter refuses.
         ValueError: a processor that makes no images, for a family that has them.
     """
-    change = probe.verify_isolation(model, adapter, lengths=lengths)
-    if processor is None:
-        return change
+    changes = [probe.verify_isolation(model, adapter, lengths=lengths)]
     was_training = model.training
     model.eval()
     try:
-        return max(change, _compare_samples(model, adapter, processor))
+        if groups:
+            changes.append(_compare_members(model, adapter))
+        if processor is not None:
+            changes.append(_compare_samples(model, adapter, processor))
     finally:
         model.train(was_training)
+    return max(changes)
+
+
+def _compare_members(model: nn.Module, adapter: ModelAdapter) -> float:
+    """Return how much the outputs of texts with a common prefix change where they are packed as a group."""
+    inner, device = unwrap_model(model), next(model.parameters()).device
+    prompt, largest = [1, 2, 3, 4, 5, 6, 7], 0.0
+    texts = [[*prompt, *[8 + number] * (3 + number)] for number in range(3)]
+    raws = [{"input_ids": ids, "labels": [*[IGNORED] * len(prompt), *ids[len(prompt) :]]} for ids in texts]
+    group = fold_group([prepare_sample(raw, adapter=adapter) for raw in raws], adapter)
+    batch = pack_samples([group], adapter=adapter, align=_ALIGN).to(device)
+    packed = batch.unpack(_run(model, inner, batch.forward_kwargs(model)), axis=0)
+    for number, (raw, got) in enumerate(zip(raws, packed, strict=True)):
+        alone = pack_samples([raw], adapter=adapter).to(device)
+        want = _run(model, inner, alone.forward_kwargs(model))
+        change = _change(got, want)
+        if not change <= _tolerance(want):
+            raise UnsafeModelError(
+                f"{type(inner).__name__}: member {number} of a group that shares a prefix differs by {change:.2g} of the "
+                "largest output from the same sample alone: branches see each other, or do not see their prefix"
+            )
+        largest = max(largest, change)
+    return largest
 
 
 def _change(packed: torch.Tensor, alone: torch.Tensor) -> float:

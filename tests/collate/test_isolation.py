@@ -130,3 +130,13 @@ def test_a_tokenizer_alone_makes_no_images():
     model, adapter, processor = built("idefics3")
     with pytest.raises(ValueError, match="makes no images, and idefics3 has them: give the family's processor"):
         verify_isolation(model, adapter, processor=processor.tokenizer)
+
+
+def test_groups_are_tried_too(monkeypatch):
+    """A branch that sees its siblings, or lacks the prefix, is found; so is a model on kernels that cannot be told."""
+    model = prepare_model(mrope.tiny_model("qwen3_vl"))
+    adapter = adapter_for(model.config)
+    assert verify_isolation(model, adapter, groups=True) < 1e-12
+    monkeypatch.setattr(varlen, "_seen", lambda key, value, lengths, boundaries, index: (key, value, lengths))
+    with pytest.raises(UnsafeModelError, match="member 0 of a group that shares a prefix differs by"):
+        verify_isolation(model, adapter, groups=True)
