@@ -17,7 +17,7 @@ from ..models.setup.unwrap import unwrap_model
 from .encoding.checks import media_strings, placeholder
 from .encoding.escaper import Shield
 from .encoding.process import TextProcessor
-from .encoding.sample import as_tensor
+from .encoding.sample import media_fields
 from .encoding.settings import EncoderConfig
 from .encoding.sizes import counts_pixels
 from .packs.pack import pack_samples
@@ -192,7 +192,7 @@ def _made(
     media = {"image": [Image.fromarray(one) for one in pictures]} if pictures else {}
     made = process(text, media, f"the sample with {name}")
     ids = torch.from_numpy(made.ids)
-    fields = {key: _cast(as_tensor(value), parameter.dtype) for key, value in made.media.items() if key in adapter.fields}
+    fields = {key: _cast(value, parameter.dtype) for key, value in media_fields(made, adapter).items()}
     trained = torch.arange(len(ids)) >= len(ids) - _TRAINED
     sample: dict[str, Any] = {
         "input_ids": ids,

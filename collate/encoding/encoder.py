@@ -118,7 +118,8 @@ class SampleEncoder:
 
         Returns:
             A sample for `prepare_sample`: `input_ids`, `labels` and `mm_token_type_ids` int64 [L], `loss_weights` float32
-            [L], media as the processor returns them, `sample_id`, `mask_strategy`. None where a policy drops it.
+            [L], media as the processor returns them (but tiles of padding), `sample_id`, `mask_strategy`. None where a policy
+            drops it.
 
         Raises:
             SampleError: an example that cannot be encoded; the message names it. See `encoding.errors`,

@@ -14,7 +14,7 @@ import torch
 
 from ...core import MediaMismatchError, SampleError
 from ...models.adapter import ModelAdapter
-from ...models.layout.items import flattened, media_grids, media_items
+from ...models.layout.items import media_grids, media_items
 from .checks import placeholder
 from .conversation import Conversation
 from .errors import UnreadableMediaError, naming_example
@@ -22,7 +22,7 @@ from .escaper import Shield
 from .media import check_range, image_size, open_image, open_video
 from .process import TextProcessor, check_modalities
 from .rendered import Written
-from .sample import as_tensor
+from .sample import media_fields
 from .settings import EncoderConfig
 from .sizes import Grid, ImageRule, grid_of, has_rule, image_rule
 
@@ -121,9 +121,7 @@ class Measure:
         except UnreadableMediaError as error:
             raise UnreadableMediaError(f"{error} (measured without pixels)") from error
         adapter = self._encoder.adapter
-        names = [field.name for field in adapter.fields.of_kind("media") if field.name in processed.media]
-        given = {name: as_tensor(processed.media[name]) for name in names}
-        values = {name: flattened(value, adapter.fields[name], given, adapter) for name, value in given.items()}
+        values = media_fields(processed, adapter)
         items = {name: one.grids for name, one in media_items(values, adapter, where).items()}
         items |= media_grids({name: value for name, value in values.items() if name.endswith("_grid_thw")}, adapter)
         grids = [items[name] for name in ("image", "video") if name in items]

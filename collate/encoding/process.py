@@ -119,14 +119,18 @@ class TextProcessor:
         if media.get("video") and self._adapter.has_seconds and self._video_fps is None:
             # Processors of the Omni families take the rate of sampling, or a default, for that of frames given as they are.
             fields[self._adapter.seconds_field] = [self._seconds_per_grid(metadata) for _, metadata in media["video"]]
-        if spelled:
-            return self._tokenized_again(text, replaced, fields, spelled, where)
         ids = np.asarray(out["input_ids"][0], np.int64)
-        extents = None
         grown = sum(len(one["replacement"]) - (one["span"][1] - one["span"][0]) for one in replaced)
         # Where a processor writes more than its replacements say (Idefics 2, PaliGemma), characters are at other places.
-        if self._has_offsets and max((end for _, end in out["offset_mapping"][0]), default=0) <= len(text) + grown:
-            extents = self._extents(out["offset_mapping"][0], replaced)
+        explained = self._has_offsets and max((end for _, end in out["offset_mapping"][0]), default=0) <= len(text) + grown
+        if spelled:
+            if any(media.values()) and (not replaced or (self._has_offsets and not explained)):
+                raise MediaMismatchError(
+                    f"{where}: text spells a media token, and {type(self._processor).__name__} does not say where it puts the "
+                    "real ones: write the token in another way"
+                )
+            return self._tokenized_again(text, replaced, fields, spelled, where)
+        extents = self._extents(out["offset_mapping"][0], replaced) if explained else None
         return Processed(
             ids=ids,
             types=self._types(ids, extents, replaced),

@@ -7,6 +7,7 @@ import torch
 
 from ...core import IGNORED
 from ...models.adapter import ModelAdapter
+from ...models.layout.items import flattened
 from .process import Processed
 from .rendered import Written
 
@@ -34,7 +35,7 @@ def sample_of(
         "labels": ids.where(trains, IGNORED),
         "loss_weights": torch.from_numpy(weights),
         **({"mm_token_type_ids": torch.from_numpy(processed.types)} if adapter.media_tokens else {}),
-        **{name: as_tensor(value) for name, value in processed.media.items() if name in adapter.fields},
+        **media_fields(processed, adapter),
         **fields,
     }
     if written.conversation.name is not None:
@@ -45,6 +46,14 @@ def sample_of(
     if pad and len(ids) > 1 and bool((ids[:2] == pad).all() | (ids[-2:] == pad).all()):
         sample["attention_mask"] = torch.ones_like(ids)  # these are real tokens, though they look like padding
     return sample
+
+
+def media_fields(processed: Processed, adapter: ModelAdapter) -> dict[str, Any]:
+    """Return what a processor returned of an example's media as tensors: declared fields, without tiles of padding."""
+    given = {name: as_tensor(value) for name, value in processed.media.items() if name in adapter.fields}
+    if not adapter.anchors:
+        return given
+    return {name: flattened(value, adapter.fields[name], given, adapter) for name, value in given.items()}
 
 
 def as_tensor(value: Any) -> Any:

@@ -18,7 +18,7 @@ from evenpack.models.attention import varlen
 from ..models import tiny as mrope
 from .encoding import tiny as qwen
 
-FAMILIES = ("qwen2_5_vl", "idefics3", "llava_next", "gemma3", "paligemma", "internvl", "ovis2")
+FAMILIES = ("qwen2_5_vl", *PROCESSORS)
 
 
 def built(family: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ModelAdapter, Any]:
@@ -40,6 +40,8 @@ def built(family: str, dtype: torch.dtype = torch.float64) -> tuple[Any, ModelAd
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.1))
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped kernel has no fp64
     adapter = adapter_for(model.config)
     return prepare_model(model), adapter, processor
 

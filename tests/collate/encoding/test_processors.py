@@ -10,8 +10,10 @@ from PIL import Image
 from benchmarks.families.compare import WithoutCasts, gradients, largest
 from benchmarks.families.processors import PROCESSORS, fitting_config, fitting_model
 from evenpack.collate import SampleEncoder, load_processor, pack_samples
+from evenpack.collate.encoding.checks import placeholder
 from evenpack.collate.encoding.sizes import counts_pixels
 from evenpack.collate.samples.prepare import item_grids
+from evenpack.core import MediaMismatchError
 from evenpack.models import adapter_for, prepare_model
 from evenpack.models.layout.items import media_items
 from evenpack.scheduler import OfflineConfig, OfflineIndex
@@ -95,6 +97,41 @@ def check_exact(family, processor):
 
 def test_the_number_of_families():
     assert len(PROCESSORS) >= 20
+
+
+@pytest.mark.parametrize("family", ["llava_next", "llava_next_video", "granite4_vision"])
+def test_tiles_of_padding_are_left_out(family):
+    """A processor fills up every image to the tiles of the largest; a sample has the tiles that the tower needs, bytes and all."""
+    processor = PROCESSORS[family][0]()
+    encoder = encoder_of(processor, fitting_config(family, processor))
+    asked = example(np.random.default_rng(0), [(16, 30), (48, 40)])
+    stacked = processor.image_processor([asked["images"]], return_tensors="pt")["pixel_values"]
+    pixels = encoder.encode(asked)["pixel_values"]
+    tiles = sum(t for t, _, _ in encoder.measure([asked])[0].grids)
+    assert pixels.shape == (tiles, *stacked.shape[2:]) and pixels.numel() < stacked.numel()
+    assert bool(pixels.flatten(1).any(dim=1).all()), "no tile is empty"
+
+
+#: Their processors do not say where they put real media tokens.
+UNSAID = ("idefics2", "paligemma", "chameleon")
+
+
+@pytest.mark.parametrize("family", PROCESSORS)
+def test_text_that_spells_the_placeholder(family):
+    """It stays text, beside a real image, and is measured so; or it is refused by name."""
+    processor = PROCESSORS[family][0]()
+    encoder = encoder_of(processor, fitting_config(family, processor))
+    mark = placeholder(processor, "image")
+    asked = [example(np.random.default_rng(3), [(40, 60)], question) for question in ("What is ?", f"What is {mark}?")]
+    if family in UNSAID:
+        with pytest.raises(MediaMismatchError, match="text spells a media token, and .*Processor does not say"):
+            encoder.encode(asked[1])
+        return
+    plain, spelled = (encoder.prepare(one) for one in asked)
+    more = processor.tokenizer(f"What is {mark}?")["input_ids"], processor.tokenizer("What is ?")["input_ids"]
+    assert len(spelled.tensor("input_ids")) - len(plain.tensor("input_ids")) == len(more[0]) - len(more[1])
+    assert spelled.layout.runs[:, 1:].tolist() == plain.layout.runs[:, 1:].tolist()
+    assert encoder.measure(asked)[1].tokens == len(spelled.tensor("input_ids"))
 
 
 @pytest.mark.parametrize("family", PROCESSORS)
