@@ -101,7 +101,7 @@ def test_the_number_of_families():
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_next_video", "granite4_vision"])
 def test_tiles_of_padding_are_left_out(family):
-    """A processor fills up every image to the tiles of the largest; a sample has the tiles that the tower needs, bytes and all."""
+    """A processor fills up every image to the tiles of the largest; a sample has those that the tower needs."""
     processor = PROCESSORS[family][0]()
     encoder = encoder_of(processor, fitting_config(family, processor))
     asked = example(np.random.default_rng(0), [(16, 30), (48, 40)])
@@ -124,7 +124,7 @@ def test_text_that_spells_the_placeholder(family):
     mark = placeholder(processor, "image")
     asked = [example(np.random.default_rng(3), [(40, 60)], question) for question in ("What is ?", f"What is {mark}?")]
     if family in UNSAID:
-        with pytest.raises(MediaMismatchError, match="text spells a media token, and .*Processor does not say"):
+        with pytest.raises(MediaMismatchError, match=r"text spells a media token, and .*Processor does not say"):
             encoder.encode(asked[1])
         return
     plain, spelled = (encoder.prepare(one) for one in asked)
