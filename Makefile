@@ -23,7 +23,7 @@ MEGATRON_STAMP := $(MEGATRON_VENV)/.built
 RANKS ?= 2
 DEMO_ARGS ?=
 
-BENCHMARKS := planner window groups exchange overhead packing positions encode index trainer megatron record end-to-end simulate peers pods
+BENCHMARKS := planner window groups exchange overhead packing positions families encode index trainer megatron record end-to-end simulate peers pods
 
 export OMP_NUM_THREADS ?= 1
 
@@ -133,7 +133,7 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo/run.py --ranks $(RANKS) $(DEMO_ARGS)
 
-bench: bench-planner bench-window bench-groups bench-exchange bench-overhead bench-packing bench-positions bench-encode bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods
+bench: bench-planner bench-window bench-groups bench-exchange bench-overhead bench-packing bench-positions bench-families bench-encode bench-trainer bench-megatron bench-record bench-end-to-end bench-simulate bench-peers bench-pods
 
 $(BENCHMARKS:%=bench-%): bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
