@@ -217,6 +217,25 @@ def _minimax() -> Any:
     return light("MiniMaxM3VLProcessor", made, words(image="]<]image[>[", video="]<]video[>["))
 
 
+def _gemma4() -> Any:
+    tokens = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+    tokens |= {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
+    made = images("Gemma4", patch_size=4, max_soft_tokens=70, pooling_kernel_size=2)
+    return light("Gemma4Processor", made, words(image="<|image|>", video="<|video|>", **tokens))
+
+
+def _minicpm() -> Any:
+    tokens = {
+        "image_token": "<|image_pad|>", "video_token": "<video>", "image_start_token": "<image>", "image_end_token": "</image>",
+        "slice_start_token": "<slice>", "slice_end_token": "</slice>", "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    }  # fmt: skip
+    made = images("MiniCPMV4_6", patch_size=4, scale_resolution=32, max_slice_nums=4)
+    found = words(image="<|image_pad|>", **tokens)
+    videos = transformers.MiniCPMV4_6VideoProcessor()
+    return transformers.MiniCPMV4_6Processor(made, videos, found, chat_template=found.chat_template)
+
+
 #: A real processor for a family, with the name of the token that anchors one feature.
 PROCESSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "llava": (_llava, "<image>"),
@@ -246,6 +265,8 @@ PROCESSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "ovis2": (_ovis2, "<IMG_ATOM>"),
     "aria": (_aria, "<image>"),
     "gemma3": (_gemma3, "<image_soft_token>"),
+    "gemma4": (_gemma4, "<|image|>"),
+    "gemma4 (image blocks)": (_gemma4, "<|image|>"),
     "paligemma": (_paligemma, "<image>"),
     "exaone4_5": (lambda: _grid("Exaone4_5_Processor"), "<|image_pad|>"),
     "hyperclovax_vision_v2": (lambda: _grid("HyperCLOVAXVisionV2Processor"), "<|image_pad|>"),
@@ -259,6 +280,7 @@ BESIDE_TORCHVISION: dict[str, tuple[Callable[[], Any], str]] = {
     "cohere2_vision": (_cohere2, "<|IMG_PATCH|>"),
     "lfm2_vl": (_lfm2, "<image>"),
     "kimi_k25": (_kimi, "<|media_pad|>"),
+    "minicpmv4_6": (_minicpm, "<|image_pad|>"),
     "minimax_m3_vl": (_minimax, "]<]image[>["),
 }
 
