@@ -181,7 +181,9 @@ def _further_fields(
     tokens = [field for field in adapter.fields.of_kind("token") if field.name not in _OWN]
     columns = {field.name: pack_tokens(field, samples, num_dummies, bounds, pin, pieces) for field in tokens}
     num_entries = len(samples) + bounds.num_segments - (len(samples) if pieces is None else len(pieces))
-    per_sample = [field for field in adapter.fields.of_kind("sample") if field.name != "sample_id"]
+    has_groups = any("group_id" in sample.values for sample in samples)
+    unseen = ("sample_id",) if has_groups else ("sample_id", "group_id")
+    per_sample = [field for field in adapter.fields.of_kind("sample") if field.name not in unseen]
     return {
         "media": pack_media(adapter.fields.of_kind("media"), samples, num_dummies, pin),
         "token_fields": {name: column for name, column in columns.items() if column is not None},

@@ -33,7 +33,6 @@ REFUSED = [
     ({}, {"max_token": 3}, {}, "max_token"),
     ({}, {}, {"data_collator": single_row}, "data_collator"),
     ({}, {}, {"compute_loss_func": single_row}, "compute_loss_func"),
-    ({"max_steps": -1}, {"defer": 2}, {"train_dataset": samples(4)}, "max_steps"),
 ]
 
 
