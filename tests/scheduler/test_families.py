@@ -14,7 +14,7 @@ from evenpack.scheduler.testing import run_ranks
 
 from .helpers import open_scheduler
 
-FAMILIES = ("internvl", "mistral3", "smolvlm", "llava_onevision", "llava_next")
+FAMILIES = ("internvl", "gemma3", "mistral3", "smolvlm", "llava_onevision", "llava_next")
 
 
 def source(adapter, rank, count=6):
