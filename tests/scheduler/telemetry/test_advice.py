@@ -43,7 +43,7 @@ CASES = [
     # 100 beside 20 on two ranks: 400 in four steps; in a window the heavy ones run side by side: 260. Or split: 4 x 60.
     (([100, 10, 10], [0, 1, 1]), {}, "heavy samples", 0.4,
      "4 of 4 steps are bound by one sample, of up to 100 tokens and 1.67 times a rank's mean load: lookahead=8 would cut the "
-     "step's cost per token by 35%; context parallelism of 2 on the same GPUs by 40%"),
+     "step's cost per token by 25%; context parallelism of 2 on the same GPUs by 40%"),
     (EVEN, {"prefetch": 0, "seconds": (0.1, 1.0, 0.1)}, "prefetch", 0.1,
      "waits 10.0% of the step .* prefetch=1 would save up to 10.0%"),
     # Training takes 0.6 s, preparing 0.8: with all of it hidden, a step still takes 0.8 of 1 s.
