@@ -6,14 +6,11 @@ from evenpack.models.adapter import TEXT_FIELDS, Anchors
 
 #: Tiles of 3 x 8 x 8 pixels, each anchored by four image tokens; nothing else is needed for ordinary positions.
 PIXELS = Field(name="pixel_values", kind="media", dtype="float", shape=(3, 8, 8), modality="image", to_model=True)
-ADAPTER = ModelAdapter(
-    name="my_llava",
-    fields=FieldSet((*TEXT_FIELDS, PIXELS)),
-    media_tokens={"image": 7},
-    anchors={"image": Anchors(rule="rows", per_row={"pixel_values": 4}, tower=(2, 2))},
-    dummy_grids={"image": (1, 1, 1)},
-    trained_modalities=("image",),
+IMAGE = Anchors(rule="rows", per_row={"pixel_values": 4}, tower=(2, 2))
+MEDIA = dict(
+    media_tokens={"image": 7}, anchors={"image": IMAGE}, dummy_grids={"image": (1, 1, 1)}, trained_modalities=("image",)
 )
+ADAPTER = ModelAdapter(name="my_llava", fields=FieldSet((*TEXT_FIELDS, PIXELS)), **MEDIA)
 
 
 def register() -> None:
