@@ -16,12 +16,13 @@ _SECTION = re.compile(rf"{TITLE}\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
 
 
 _ABOUT = (
-    "`adapter_for(config)` derives them from the config: what anchors an image, a tile or a clip, and how its fields are packed. "
-    "Each was run as a tiny random model of its class in fp64 (`make bench-families`): a text, one image, two of other sizes, a "
-    "text that spells the media token, and a dummy in one pack, against the stock model on each alone. Gradients are those with "
-    "the casts to single precision inside the models left out; beside them, as the models are. *Processor*: largest difference "
-    "of samples made by the family's own processor through `SampleEncoder`. *Measured*: samples whose length or grids differ "
-    "when they are measured without decoding. `examples/extending/family.py` adds a family from outside."
+    "`adapter_for(config)` derives them from the config: what anchors an image, a tile or a clip, and how its "
+    "fields are packed. Each was run as a tiny random model of its class in fp64 (`make bench-families`): a text, "
+    "one image, two of other sizes, a text that spells the media token, and a dummy in one pack, against the stock "
+    "model on each alone. Gradients are those with the casts to single precision inside the models left out; beside"
+    " them, as the models are. *Processor*: largest difference of samples made by the family's own processor "
+    "through `SampleEncoder`. *Measured*: samples whose length or grids differ when they are measured without "
+    "decoding. `examples/extending/family.py` adds a family from outside."
 )
 
 
