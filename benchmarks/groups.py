@@ -119,7 +119,7 @@ def simulated(name: str, sync: str, steps: int) -> list[bool]:
 def real_samples(rank: int, count: int) -> list[dict[str, Any]]:
     """Return 8 answers each to questions on pictures of 1,024 patches."""
     rng = np.random.default_rng(rank)
-    adapter, found = adapter_for("qwen2_5_vl"), []
+    adapter, found = adapter_for(real_config()), []
     for number in range(count):
         question = rng.integers(0, 1000, int(rng.integers(20, 80)))
         anchors = [adapter.vision_start, *[adapter.media_tokens["image"]] * 256, adapter.vision_end]
@@ -138,21 +138,27 @@ def real_samples(rank: int, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def real_model() -> Any:
-    """Return a tiny Qwen2.5-VL with the token ids of the released checkpoints."""
+def real_config() -> Any:
+    """Return the settings of a tiny Qwen2.5-VL with a small vocabulary."""
     import transformers
 
     text = dict(
         hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=151680, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        vocab_size=2048, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
     )  # fmt: skip
     vision = dict(hidden_size=64, out_hidden_size=64, intermediate_size=128, depth=4, num_heads=4, fullatt_block_indexes=[1, 3])
-    torch.manual_seed(0)
-    config = transformers.Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, image_token_id=151655, video_token_id=151656, vision_start_token_id=151652,
-        vision_end_token_id=151653, tie_word_embeddings=True,
+    return transformers.Qwen2_5_VLConfig(
+        text_config=text, vision_config=vision, image_token_id=2001, video_token_id=2002, vision_start_token_id=2003,
+        vision_end_token_id=2004, tie_word_embeddings=True,
     )  # fmt: skip
-    return transformers.Qwen2_5_VLForConditionalGeneration(config).train()
+
+
+def real_model() -> Any:
+    """Return a tiny random Qwen2.5-VL."""
+    import transformers
+
+    torch.manual_seed(0)
+    return transformers.Qwen2_5_VLForConditionalGeneration(real_config()).train()
 
 
 def through_packs(model: Any, samples: list[dict[str, Any]], groups: str, steps: int) -> float:
